@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The parameters of the module, and what they may be.
+
+#![forbid(unsafe_code)]
+
+use core::ops::RangeInclusive;
+use kernel::prelude::*;
+
+use crate::payload;
+
+/// What to do on each device.
+#[derive(Clone, Copy)]
+pub(crate) struct Config {
+    /// Pairs of queue pairs a poll context.
+    pub(crate) qps: u32,
+    /// Sends in flight a pair.
+    pub(crate) depth: u32,
+    /// Sends a pair.
+    pub(crate) ops: u32,
+    /// Bytes a send.
+    pub(crate) size: usize,
+    /// A hint at the completion vector, or any.
+    pub(crate) vector: Option<u32>,
+    /// The poll contexts, a bit each.
+    contexts: u32,
+}
+
+/// A poll context that traffic can run in, and its bit in the parameter `contexts`.
+#[derive(Clone, Copy)]
+pub(crate) enum Context {
+    Softirq = 1 << 0,
+    Workqueue = 1 << 1,
+    Unbound = 1 << 2,
+}
+
+impl Context {
+    pub(crate) const ALL: [Context; 3] =
+        [Context::Softirq, Context::Workqueue, Context::Unbound];
+}
+
+const QPS: RangeInclusive<i64> = 1..=1024;
+const DEPTH: RangeInclusive<i64> = 1..=4096;
+const OPS: RangeInclusive<i64> = 1..=1_000_000_000;
+const SIZE: RangeInclusive<i64> = payload::MIN_SIZE..=1 << 20;
+const VECTOR: RangeInclusive<i64> = -1..=i32::MAX as i64;
+const CONTEXTS: RangeInclusive<i64> = 1..=7;
+
+/// The most memory that the buffers of one run may take.
+const MAX_MEMORY: u64 = 256 << 20;
+
+/// As the parameters were given to `insmod`.
+pub(crate) struct Raw {
+    pub(crate) qps: i64,
+    pub(crate) depth: i64,
+    pub(crate) ops: i64,
+    pub(crate) size: i64,
+    pub(crate) vector: i64,
+    pub(crate) contexts: i64,
+}
+
+impl Config {
+    /// Checks the parameters.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, with a line in the log that names the parameter, its value and its range.
+    pub(crate) fn new(raw: Raw) -> Result<Self> {
+        let config = Self {
+            qps: number("qps", raw.qps, QPS)?,
+            depth: number("depth", raw.depth, DEPTH)?,
+            ops: number("ops", raw.ops, OPS)?,
+            size: number("size", raw.size, SIZE)?,
+            vector: match number::<i64>("vector", raw.vector, VECTOR)? {
+                -1 => None,
+                vector => Some(u32::try_from(vector)?),
+            },
+            contexts: number("contexts", raw.contexts, CONTEXTS)?,
+        };
+        let requests = u64::from(config.qps)
+            * (u64::from(config.send_depth()) + u64::from(config.recv_depth()));
+        let max = MAX_MEMORY / requests;
+        if u64::try_from(config.size)? > max {
+            pr_err!(
+                "size={} is out of range {}..={} with qps={} depth={}: the buffers may take {} MiB\n",
+                config.size,
+                SIZE.start(),
+                max,
+                config.qps,
+                config.depth,
+                MAX_MEMORY >> 20
+            );
+            return Err(EINVAL);
+        }
+        Ok(config)
+    }
+
+    /// How many sends of a pair are in flight at most.
+    pub(crate) fn send_depth(&self) -> u32 {
+        self.depth.min(self.ops)
+    }
+
+    /// How many receives of a pair are posted at most: more than sends, so that one is there for the
+    /// next send while the last one's is on its way back to the queue.
+    pub(crate) fn recv_depth(&self) -> u32 {
+        (2 * self.depth).min(self.ops)
+    }
+
+    pub(crate) fn has(&self, context: Context) -> bool {
+        self.contexts & context as u32 != 0
+    }
+}
+
+fn number<T: TryFrom<i64>>(name: &str, value: i64, range: RangeInclusive<i64>) -> Result<T> {
+    if range.contains(&value) {
+        if let Ok(value) = T::try_from(value) {
+            return Ok(value);
+        }
+    }
+    pr_err!("{}={} is out of range {}..={}\n", name, value, range.start(), range.end());
+    Err(EINVAL)
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Drives RDMA traffic through pooled completion queues, in every poll context, on every device.
+//!
+//! For each device: once a port is active, and for each poll context, pairs of queue pairs are
+//! connected to each other and send each other messages, which are verified on arrival. A line a
+//! context says what was counted; `status=pass` says that all of it is as it should be.
+
+use kernel::{
+    prelude::*,
+    str::CStr,
+    sync::Arc, //
+};
+use rdma::{
+    client::{
+        Client,
+        Registration,
+        Slot, //
+    },
+    context::{
+        MaySleep,
+        MayWait, //
+    },
+    device::Device,
+    event::{
+        Event,
+        EventHandler,
+        Listener, //
+    },
+    work::ScopedWork, //
+};
+
+mod config;
+mod payload;
+mod run;
+mod stats;
+mod traffic;
+
+use config::{
+    Config,
+    Raw, //
+};
+use run::Run;
+
+module! {
+    type: Exerciser,
+    name: "cq_exerciser",
+    authors: ["The rdma-cq authors"],
+    description: "Drives RDMA traffic through pooled completion queues in every poll context",
+    license: "GPL",
+    params: {
+        qps: i64 {
+            default: 8,
+            description: "Pairs of queue pairs a poll context, 1 to 1024",
+        },
+        depth: i64 {
+            default: 32,
+            description: "Sends in flight a pair, 1 to 4096",
+        },
+        ops: i64 {
+            default: 10000,
+            description: "Sends a pair, 1 to 1000000000",
+        },
+        size: i64 {
+            default: 64,
+            description: "Bytes a send, 16 to 1048576",
+        },
+        vector: i64 {
+            default: -1,
+            description: "Completion vector to ask for, or -1 for any",
+        },
+        contexts: i64 {
+            default: 7,
+            description: "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue",
+        },
+    },
+}
+
+/// The module: a client of the RDMA core.
+#[pin_data]
+struct Exerciser {
+    #[pin]
+    _registration: Registration<Exercise>,
+}
+
+impl kernel::InPlaceModule for Exerciser {
+    fn init(_: &'static ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _: {
+                config()?;
+            },
+            _registration <- Registration::new(),
+        })
+    }
+}
+
+/// What the parameters ask for.
+fn config() -> Result<Config> {
+    Config::new(Raw {
+        qps: module_parameters::qps.value(),
+        depth: module_parameters::depth.value(),
+        ops: module_parameters::ops.value(),
+        size: module_parameters::size.value(),
+        vector: module_parameters::vector.value(),
+        contexts: module_parameters::contexts.value(),
+    })
+}
+
+struct Exercise;
+
+impl Client for Exercise {
+    type Data<'bound> = Exercised<'bound>;
+
+    const NAME: &'static CStr = c"cq_exerciser";
+
+    fn slot() -> &'static Slot {
+        static SLOT: Slot = Slot::new();
+        &SLOT
+    }
+
+    fn add<'bound>(
+        dev: &'bound Device<'bound>,
+        may_wait: MayWait<'bound>,
+    ) -> impl PinInit<Exercised<'bound>, Error> + 'bound {
+        Exercised::start(dev, may_wait.may_sleep())
+    }
+}
+
+/// What runs on one device.
+struct Exercised<'bound> {
+    _work: Arc<ScopedWork<'bound, Run<'bound>>>,
+    _events: EventHandler<'bound, Wake<'bound>>,
+}
+
+impl<'bound> Exercised<'bound> {
+    fn start(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result<Self> {
+        let work = ScopedWork::new(dev, Run::new(dev, config()?), may_sleep)?;
+        let work = Arc::new(work, GFP_KERNEL)?;
+        let events = EventHandler::new(dev, Wake(work.clone()), may_sleep)?;
+        // The port may be active already. If not, an event says when it is.
+        work.enqueue();
+        Ok(Self {
+            _work: work,
+            _events: events,
+        })
+    }
+}
+
+/// Has the run look at the port again.
+struct Wake<'bound>(Arc<ScopedWork<'bound, Run<'bound>>>);
+
+impl<'bound> Listener<'bound> for Wake<'bound> {
+    fn event(&self, event: Event, _: MaySleep<'_>) {
+        if matches!(event, Event::PortActive(_) | Event::GidChange(_)) {
+            self.0.enqueue();
+        }
+    }
+}

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A run on one device: traffic in each poll context, one after the other, and the report.
+
+#![forbid(unsafe_code)]
+
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Release, //
+        },
+        Arc,
+        Mutex, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::{
+    buffer::DmaBuffer,
+    context::{
+        MaySleep,
+        MayWait,
+        Softirq,
+        UnboundWorkqueue,
+        Workqueue, //
+    },
+    device::{
+        Device,
+        Port,
+        PortState,
+        Protocol, //
+    },
+    pd::ProtectionDomain,
+    pool::PooledCq,
+    qp::{
+        Depths,
+        QueuePair, //
+    },
+    request::WorkRequest,
+    work::Task, //
+};
+
+use crate::{
+    config::{
+        Config,
+        Context, //
+    },
+    stats::{
+        Counter,
+        Stats, //
+    },
+    traffic::{
+        End,
+        Promise,
+        Tag,
+        Traffic, //
+    },
+};
+
+/// How often a run without an end is looked at.
+const GLANCE_MS: u32 = 1_000;
+/// After how many glances without a completion between them a run has stalled.
+const GLANCES: u32 = 30;
+
+/// How a run ended, or a part of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    Pass,
+    Stopped,
+    Fail,
+}
+
+impl Status {
+    fn name(self) -> &'static str {
+        match self {
+            Status::Pass => "pass",
+            Status::Stopped => "stopped",
+            Status::Fail => "fail",
+        }
+    }
+
+    /// The status of two parts together.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Status::Fail, _) | (_, Status::Fail) => Status::Fail,
+            (Status::Stopped, _) | (_, Status::Stopped) => Status::Stopped,
+            (Status::Pass, Status::Pass) => Status::Pass,
+        }
+    }
+}
+
+/// The run on one device.
+#[pin_data]
+pub(crate) struct Run<'bound> {
+    dev: &'bound Device<'bound>,
+    config: Config,
+    /// Set when the run is to end early.
+    stop: Atomic<bool>,
+    done: Atomic<bool>,
+    /// The traffic that has to be told of it.
+    #[pin]
+    traffic: Mutex<Option<Arc<Traffic>>>,
+}
+
+impl<'bound> Task<'bound> for Run<'bound> {
+    /// Runs once, as soon as traffic can flow.
+    fn run(&self, may_wait: MayWait<'_>) {
+        if self.done.load(Acquire) || self.stopped() {
+            return;
+        }
+        match self.path(may_wait.may_sleep()) {
+            Ok(Some((port, gid_index))) => {
+                self.done.store(true, Release);
+                self.run_all(port, gid_index, may_wait);
+            }
+            // An event tells when to look again.
+            Ok(None) => (),
+            Err(e) => {
+                self.done.store(true, Release);
+                pr_err!("{}: no usable port: {:?}\n", self.dev.name(), e);
+                pr_info!("{}: done contexts=0 status=fail\n", self.dev.name());
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Release);
+        if let Some(traffic) = self.traffic.lock().as_ref() {
+            traffic.over.open();
+        }
+    }
+}
+
+impl<'bound> Run<'bound> {
+    pub(crate) fn new(
+        dev: &'bound Device<'bound>,
+        config: Config,
+    ) -> impl PinInit<Self, Error> + 'bound {
+        try_pin_init!(Self {
+            dev,
+            config,
+            stop: Atomic::new(false),
+            done: Atomic::new(false),
+            traffic <- new_mutex!(None, "cq_exerciser::Run::traffic"),
+        })
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Acquire)
+    }
+
+    /// A port through which traffic can flow now, and which of its addresses to use.
+    fn path(&self, may_sleep: MaySleep<'_>) -> Result<Option<(Port<'bound>, u8)>> {
+        let mut iwarp = 0;
+        for number in 1..=self.dev.num_ports() {
+            let port = self.dev.port(number)?;
+            if port.protocol() == Protocol::IWarp {
+                iwarp += 1;
+            } else if port.state(may_sleep)? == PortState::Active {
+                if let Some(gid_index) = usable_gid(&port) {
+                    return Ok(Some((port, gid_index)));
+                }
+            }
+        }
+        if iwarp == self.dev.num_ports() {
+            pr_err!(
+                "{}: iWARP, whose connections take a connection manager: not supported\n",
+                self.dev.name()
+            );
+            return Err(EOPNOTSUPP);
+        }
+        Ok(None)
+    }
+
+    fn run_all(&self, port: Port<'bound>, gid_index: u8, may_wait: MayWait<'_>) {
+        let mut contexts = 0;
+        let mut status = Status::Pass;
+        for context in Context::ALL {
+            if !self.config.has(context) {
+                continue;
+            }
+            if self.stopped() {
+                status = status.and(Status::Stopped);
+                break;
+            }
+            let result = match context {
+                Context::Softirq => self.run_context::<Softirq>(port, gid_index, may_wait),
+                Context::Workqueue => self.run_context::<Workqueue>(port, gid_index, may_wait),
+                Context::Unbound => {
+                    self.run_context::<UnboundWorkqueue>(port, gid_index, may_wait)
+                }
+            };
+            contexts += 1;
+            status = status.and(result);
+        }
+        pr_info!(
+            "{}: done contexts={} status={}\n",
+            self.dev.name(),
+            contexts,
+            status.name()
+        );
+    }
+
+    fn run_context<C: Promise>(
+        &self,
+        port: Port<'bound>,
+        gid_index: u8,
+        may_wait: MayWait<'_>,
+    ) -> Status {
+        let mut parts = Parts::<C>::new();
+        let result = self.drive(&mut parts, port, gid_index, may_wait);
+        // Whatever happened, all that was posted has to come back before it is counted.
+        parts.close(may_wait);
+
+        if let Err(e) = result {
+            pr_err!("{}: ctx={}: {:?}\n", self.dev.name(), C::NAME, e);
+        }
+        let stopped = self.stopped();
+        self.report::<C>(&parts, result.is_ok(), stopped)
+    }
+
+    /// Sets up the queue pairs, and waits until they have sent and received all.
+    fn drive<C: Promise>(
+        &self,
+        parts: &mut Parts<'bound, C>,
+        port: Port<'bound>,
+        gid_index: u8,
+        may_wait: MayWait<'_>,
+    ) -> Result {
+        let traffic = Arc::pin_init(Traffic::new(self.config), GFP_KERNEL)?;
+        *self.traffic.lock() = Some(traffic.clone());
+        parts.traffic = Some(traffic.clone());
+
+        let pd = ProtectionDomain::new(self.dev, may_wait.may_sleep())?;
+        for pair in 0..self.config.qps {
+            if self.stopped() {
+                return Ok(());
+            }
+            self.make_pair(parts, &pd, &traffic, pair, port, gid_index, may_wait.may_sleep())?;
+        }
+
+        let receives = self.requests(self.config.recv_depth(), parts.qps.len(), may_wait)?;
+        let sends = self.requests(self.config.send_depth(), parts.qps.len(), may_wait)?;
+        for ((_, receiver), requests) in parts.qps.iter().zip(receives) {
+            for request in requests {
+                End::start_recv(receiver, request)?;
+            }
+        }
+        parts.started = Some(Instant::now());
+        for ((sender, _), requests) in parts.qps.iter().zip(sends) {
+            for request in requests {
+                if self.stopped() {
+                    return Ok(());
+                }
+                End::start_send(sender, request)?;
+            }
+        }
+        let ended = self.wait(parts, &traffic, may_wait);
+        parts.elapsed_ns = parts.started.map_or(0, |start| start.elapsed().as_nanos());
+        ended
+    }
+
+    /// Waits until the traffic is over.
+    fn wait<C: Promise>(
+        &self,
+        parts: &Parts<'bound, C>,
+        traffic: &Traffic,
+        may_wait: MayWait<'_>,
+    ) -> Result {
+        let mut before = 0;
+        let mut idle = 0;
+        while !self.stopped() && !traffic.over.wait(GLANCE_MS, may_wait) {
+            let completed = parts.sum(|stats| &stats.completed);
+            idle = if completed == before { idle + 1 } else { 0 };
+            before = completed;
+            if idle == GLANCES {
+                pr_err!(
+                    "{}: ctx={}: no completion for {} ms\n",
+                    self.dev.name(),
+                    C::NAME,
+                    GLANCES * GLANCE_MS
+                );
+                return Err(ETIMEDOUT);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes two queue pairs, each on a lease of its own, and connects them to each other.
+    #[allow(clippy::too_many_arguments)] // All but one of them are the same for every pair.
+    fn make_pair<C: Promise>(
+        &self,
+        parts: &mut Parts<'bound, C>,
+        pd: &ProtectionDomain<'bound>,
+        traffic: &Arc<Traffic>,
+        pair: u32,
+        port: Port<'bound>,
+        gid_index: u8,
+        may_sleep: MaySleep<'_>,
+    ) -> Result {
+        let depths = [
+            Depths {
+                send: self.config.send_depth(),
+                recv: 0,
+            },
+            Depths {
+                send: 0,
+                recv: self.config.recv_depth(),
+            },
+        ];
+        let mut make = |end: End<C>, depths: Depths| {
+            let vector = self.config.vector;
+            let cq = PooledCq::lease(self.dev, depths.total(), vector, may_sleep)?;
+            parts.note_lease(cq.id())?;
+            parts.stats.push(end.stats.clone(), GFP_KERNEL)?;
+            QueuePair::new(pd, cq, port, depths, end, may_sleep)
+        };
+
+        let stats = || Arc::new(Stats::new(), GFP_KERNEL);
+        let [send, recv] = depths;
+        let sender = make(End::sender(traffic.clone(), pair, stats()?), send)?;
+        let receiver = make(End::receiver(traffic.clone(), pair, stats()?)?, recv)?;
+        let a = sender.endpoint(gid_index, may_sleep)?;
+        let b = receiver.endpoint(gid_index, may_sleep)?;
+        receiver.connect(&a, gid_index, may_sleep)?;
+        sender.connect(&b, gid_index, may_sleep)?;
+        parts.qps.push((sender, receiver), GFP_KERNEL)?;
+        Ok(())
+    }
+
+    /// Makes `depth` requests for each of `pairs` pairs.
+    fn requests(
+        &self,
+        depth: u32,
+        pairs: usize,
+        may_wait: MayWait<'_>,
+    ) -> Result<KVec<KVec<WorkRequest<'bound, Tag>>>> {
+        let mut all = KVec::with_capacity(pairs, GFP_KERNEL)?;
+        for _ in 0..pairs {
+            let mut requests = KVec::new();
+            for slot in 0..depth {
+                let buffer = DmaBuffer::new(self.dev, self.config.size, may_wait.may_sleep())?;
+                let request = WorkRequest::new(buffer, Tag::new(slot), GFP_KERNEL)?;
+                requests.push(request, GFP_KERNEL)?;
+            }
+            all.push(requests, GFP_KERNEL)?;
+        }
+        Ok(all)
+    }
+
+    /// Prints the line of a context.
+    fn report<C: Promise>(&self, parts: &Parts<'bound, C>, ran: bool, stopped: bool) -> Status {
+        let sent = parts.sum(|stats| &stats.sent);
+        let received = parts.sum(|stats| &stats.received);
+        let posted = parts.sum(|stats| &stats.posted);
+        // Both are counted before the request is handed on, so neither runs ahead for long.
+        let lost = posted.abs_diff(parts.sum(|stats| &stats.completed));
+        let corrupt = parts.sum(|stats| &stats.corrupt);
+        let flushed = parts.sum(|stats| &stats.flushed);
+        let failed = parts.sum(|stats| &stats.failed);
+        let wrong_ctx = parts.sum(|stats| &stats.wrong_ctx);
+        let wanted = u64::from(self.config.ops) * u64::from(self.config.qps);
+
+        let sound = ran && lost == 0 && corrupt == 0 && wrong_ctx == 0;
+        let complete = sent == wanted && received == wanted && flushed == 0 && failed == 0;
+        let status = match (sound, complete) {
+            (true, true) => Status::Pass,
+            (true, false) if stopped => Status::Stopped,
+            _ => Status::Fail,
+        };
+
+        let nanos = parts.elapsed_ns.unsigned_abs().max(1);
+        let latency = |percent| {
+            parts
+                .traffic
+                .as_ref()
+                .map_or(0, |traffic| traffic.latency.percentile(percent))
+        };
+        pr_info!(
+            "{}: ctx={} cqs={} leases={} qps={} depth={} size={} ops={} lost={} corrupt={} \
+             flushed={} wrong_ctx={} ops_per_s={} lat_p50_ns={} lat_p99_ns={} status={}\n",
+            self.dev.name(),
+            C::NAME,
+            parts.cqs.len(),
+            parts.leases,
+            self.config.qps,
+            self.config.depth,
+            self.config.size,
+            sent,
+            lost,
+            corrupt,
+            flushed,
+            wrong_ctx,
+            per_second(sent, nanos),
+            latency(50),
+            latency(99),
+            status.name()
+        );
+        status
+    }
+}
+
+/// What a run in one context is made of.
+struct Parts<'bound, C: Promise> {
+    traffic: Option<Arc<Traffic>>,
+    /// The sender and the receiver of each pair.
+    qps: KVec<(QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>)>,
+    stats: KVec<Arc<Stats>>,
+    leases: u32,
+    /// The numbers of the distinct queues that the leases came from.
+    cqs: KVec<u32>,
+    started: Option<Instant<Monotonic>>,
+    elapsed_ns: i64,
+}
+
+impl<C: Promise> Parts<'_, C> {
+    fn new() -> Self {
+        Self {
+            traffic: None,
+            qps: KVec::new(),
+            stats: KVec::new(),
+            leases: 0,
+            cqs: KVec::new(),
+            started: None,
+            elapsed_ns: 0,
+        }
+    }
+
+    fn note_lease(&mut self, cq: u32) -> Result {
+        self.leases += 1;
+        if !self.cqs.contains(&cq) {
+            self.cqs.push(cq, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    fn sum(&self, counter: impl Fn(&Stats) -> &Counter) -> u64 {
+        self.stats.iter().map(|stats| counter(stats).get()).sum()
+    }
+
+    /// Ends the traffic, and waits until all that was posted came back.
+    fn close(&mut self, may_wait: MayWait<'_>) {
+        for (sender, receiver) in &self.qps {
+            for qp in [sender, receiver] {
+                if let Err(e) = qp.end(may_wait.may_sleep()) {
+                    pr_err!("qp={}: can't be ended: {:?}\n", qp.num(), e);
+                }
+            }
+        }
+        for (sender, receiver) in core::mem::take(&mut self.qps) {
+            for qp in [sender, receiver] {
+                if let Err(e) = qp.close(may_wait) {
+                    pr_err!("a queue pair can't be closed: {:?}\n", e);
+                }
+            }
+        }
+    }
+}
+
+/// The entry of the port's table of addresses to use: an IPv4 address if there is one, since it is
+/// routed wherever the network is set up, else the first.
+fn usable_gid(port: &Port<'_>) -> Option<u8> {
+    let mut first = None;
+    for index in 0..=u8::MAX {
+        match port.gid(index) {
+            Ok(gid) if gid.is_ipv4_mapped() => return Some(index),
+            Ok(gid) if !gid.is_zero() => first = first.or(Some(index)),
+            _ => (),
+        }
+    }
+    first
+}
+
+/// How many a second, if it was `count` in `nanos`.
+fn per_second(count: u64, nanos: u64) -> u64 {
+    // In microseconds: a count of 2^44 fits, and a run takes longer than the rounding matters.
+    count.saturating_mul(1_000_000) / (nanos / 1_000).max(1)
+}

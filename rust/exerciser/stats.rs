@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What is counted on a queue pair.
+
+#![forbid(unsafe_code)]
+
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// A counter that several CPUs may add to.
+pub(crate) struct Counter(Atomic<u64>);
+
+impl Counter {
+    pub(crate) fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    /// Adds one. Returns what it was.
+    pub(crate) fn add_one(&self) -> u64 {
+        self.0.fetch_add(1u64, Relaxed)
+    }
+
+    pub(crate) fn sub_one(&self) {
+        self.0.fetch_sub(1u64, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// The counters of one queue pair.
+pub(crate) struct Stats {
+    /// Requests posted.
+    pub(crate) posted: Counter,
+    /// Requests that came back, however they ended.
+    pub(crate) completed: Counter,
+    /// Sends that succeeded.
+    pub(crate) sent: Counter,
+    /// Messages that arrived.
+    pub(crate) received: Counter,
+    /// Messages that aren't what was sent, or came out of turn.
+    pub(crate) corrupt: Counter,
+    /// Requests that came back unused.
+    pub(crate) flushed: Counter,
+    /// Requests that failed otherwise.
+    pub(crate) failed: Counter,
+    /// Handlers that ran in another context than the queue's.
+    pub(crate) wrong_ctx: Counter,
+}
+
+impl Stats {
+    pub(crate) fn new() -> Self {
+        Self {
+            posted: Counter::new(),
+            completed: Counter::new(),
+            sent: Counter::new(),
+            received: Counter::new(),
+            corrupt: Counter::new(),
+            flushed: Counter::new(),
+            failed: Counter::new(),
+            wrong_ctx: Counter::new(),
+        }
+    }
+}
+
+/// Each power of two is cut into 2^5 equal parts: what is read is 3 % off at most.
+const PART_BITS: u32 = 5;
+const PARTS: usize = 1 << PART_BITS;
+const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
+
+/// How long sends took, in nanoseconds.
+pub(crate) struct Histogram {
+    buckets: KVVec<Counter>,
+}
+
+impl Histogram {
+    pub(crate) fn new() -> Result<Self> {
+        let mut buckets = KVVec::with_capacity(BUCKETS, GFP_KERNEL)?;
+        for _ in 0..BUCKETS {
+            buckets.push(Counter::new(), GFP_KERNEL)?;
+        }
+        Ok(Self { buckets })
+    }
+
+    pub(crate) fn record(&self, nanos: u64) {
+        if let Some(bucket) = self.buckets.get(bucket_of(nanos)) {
+            bucket.add_one();
+        }
+    }
+
+    /// The least number of nanoseconds that `percent` of all sends didn't take longer than, as far
+    /// as the buckets tell. Zero if there were none.
+    pub(crate) fn percentile(&self, percent: u64) -> u64 {
+        let total: u64 = self.buckets.iter().map(Counter::get).sum();
+        let rank = (total * percent).div_ceil(100);
+        let mut seen = 0;
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            seen += bucket.get();
+            if seen >= rank && seen > 0 {
+                return last_of(index);
+            }
+        }
+        0
+    }
+}
+
+fn bucket_of(value: u64) -> usize {
+    let shift = (u64::BITS - value.leading_zeros()).saturating_sub(PART_BITS + 1);
+    // The shifted value is below 2 * PARTS, so nothing is lost.
+    shift as usize * PARTS + (value >> shift) as usize
+}
+
+/// The largest value that falls into a bucket.
+fn last_of(index: usize) -> u64 {
+    let shift = (index / PARTS).saturating_sub(1);
+    let part = index - shift * PARTS;
+    ((part as u64 + 1) << shift).wrapping_sub(1)
+}

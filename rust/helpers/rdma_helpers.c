@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Functions for what the kernel offers as a macro or a static inline only.
+ *
+ * None of them is on the path of a work request or of a completion: `ib_post_send()`,
+ * `ib_post_recv()` and `ib_poll_cq()` are one indirect call each, which Rust makes itself.
+ */
+#include <linux/preempt.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+#include <linux/workqueue.h>
+#include <rdma/ib_cache.h>
+#include <rdma/ib_verbs.h>
+
+/* As far as the configuration lets anybody know: without PREEMPT_COUNT a spinlock held is not seen. */
+bool rust_helper_rdma_may_sleep(void)
+{
+	return in_task() && !in_atomic() && !irqs_disabled() && !rcu_preempt_depth();
+}
+
+/* As the above, but never true by mistake: without PREEMPT_COUNT nothing is sure. */
+bool rust_helper_rdma_surely_may_sleep(void)
+{
+	return preemptible() && rust_helper_rdma_may_sleep();
+}
+
+bool rust_helper_rdma_in_softirq(void)
+{
+	return in_serving_softirq() && !in_hardirq() && !in_nmi();
+}
+
+bool rust_helper_rdma_in_wq_worker(void)
+{
+	return in_task() && (current->flags & PF_WQ_WORKER);
+}
+
+bool rust_helper_rdma_queue_work(struct work_struct *work)
+{
+	return queue_work(system_dfl_wq, work);
+}
+
+u64 rust_helper_ib_dma_map_single(struct ib_device *dev, void *addr, size_t size,
+				  enum dma_data_direction dir)
+{
+	return ib_dma_map_single(dev, addr, size, dir);
+}
+
+int rust_helper_ib_dma_mapping_error(struct ib_device *dev, u64 addr)
+{
+	return ib_dma_mapping_error(dev, addr);
+}
+
+void rust_helper_ib_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
+				     enum dma_data_direction dir)
+{
+	ib_dma_unmap_single(dev, addr, size, dir);
+}
+
+void rust_helper_ib_dma_sync_single_for_cpu(struct ib_device *dev, u64 addr, size_t size,
+					    enum dma_data_direction dir)
+{
+	ib_dma_sync_single_for_cpu(dev, addr, size, dir);
+}
+
+void rust_helper_ib_dma_sync_single_for_device(struct ib_device *dev, u64 addr, size_t size,
+					       enum dma_data_direction dir)
+{
+	ib_dma_sync_single_for_device(dev, addr, size, dir);
+}
+
+bool rust_helper_ib_uses_virt_dma(struct ib_device *dev)
+{
+	return ib_uses_virt_dma(dev);
+}
+
+bool rust_helper_rdma_protocol_iwarp(struct ib_device *dev, u32 port)
+{
+	return rdma_protocol_iwarp(dev, port);
+}
+
+bool rust_helper_rdma_protocol_roce(struct ib_device *dev, u32 port)
+{
+	return rdma_protocol_roce(dev, port);
+}
+
+enum rdma_ah_attr_type rust_helper_rdma_ah_find_type(struct ib_device *dev, u32 port)
+{
+	return rdma_ah_find_type(dev, port);
+}
+
+void rust_helper_rdma_ah_set_dlid(struct rdma_ah_attr *attr, u32 dlid)
+{
+	rdma_ah_set_dlid(attr, dlid);
+}

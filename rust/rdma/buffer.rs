@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that a device may read and write.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single()`)
+
+use core::ops::{
+    Deref,
+    DerefMut, //
+};
+use kernel::{
+    bindings::dma_data_direction,
+    error::to_result,
+    prelude::*, //
+};
+use rdma_bindings as bindings;
+
+use crate::{
+    context::MaySleep,
+    device::Device, //
+};
+
+const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
+
+/// Memory that is mapped for a device for as long as it lives.
+///
+/// Whoever has it may read and write it. While a work request is in flight nobody has it.
+///
+/// # Invariants
+///
+/// - `memory` is physically contiguous, has at most `u32::MAX` bytes, and is never resized.
+/// - It is mapped for `device` at `addr`.
+pub struct DmaBuffer<'bound> {
+    device: &'bound Device<'bound>,
+    memory: KVec<u8>,
+    addr: u64,
+    /// Whether mapping is a matter of hardware, so that caches have to be kept in step.
+    needs_sync: bool,
+}
+
+impl<'bound> DmaBuffer<'bound> {
+    /// Allocates `len` bytes, all zero, and maps them. Sleeps.
+    ///
+    /// C function: `ib_dma_map_single()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `len` is zero or more than `i32::MAX`.
+    /// - `ENOMEM` if there isn't so much contiguous memory, or it can't be mapped.
+    /// - `EDEADLK` where sleeping is not possible.
+    pub fn new(dev: &'bound Device<'bound>, len: usize, may_sleep: MaySleep<'_>) -> Result<Self> {
+        may_sleep.check("DmaBuffer::new")?;
+        if len == 0 || i32::try_from(len).is_err() {
+            pr_err!("{}: buffer of {} bytes is out of range 1..={}\n", dev.name(), len, i32::MAX);
+            return Err(EINVAL);
+        }
+        let mut memory = KVec::from_elem(0u8, len, GFP_KERNEL | __GFP_NOWARN)?;
+        // SAFETY: The memory comes from `kmalloc()`, has `len` bytes and stays where it is.
+        let addr = unsafe {
+            bindings::ib_dma_map_single(
+                dev.as_raw(),
+                memory.as_mut_ptr().cast(),
+                len,
+                DIRECTION,
+            )
+        };
+        // SAFETY: The device is valid, and the address comes from a mapping for it.
+        to_result(unsafe { bindings::ib_dma_mapping_error(dev.as_raw(), addr) })?;
+        // INVARIANT: Allocated and mapped above.
+        Ok(Self {
+            device: dev,
+            memory,
+            addr,
+            // SAFETY: The device is valid.
+            needs_sync: unsafe { !bindings::ib_uses_virt_dma(dev.as_raw()) },
+        })
+    }
+
+    /// The device for which the memory is mapped.
+    pub fn device(&self) -> &'bound Device<'bound> {
+        self.device
+    }
+
+    pub(crate) fn dma_addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Gives the memory to the device.
+    #[inline]
+    pub(crate) fn sync_for_device(&self) {
+        if self.needs_sync {
+            // SAFETY: By the type invariant.
+            unsafe {
+                bindings::ib_dma_sync_single_for_device(
+                    self.device.as_raw(),
+                    self.addr,
+                    self.memory.len(),
+                    DIRECTION,
+                )
+            };
+        }
+    }
+
+    /// Takes the memory back from the device.
+    #[inline]
+    pub(crate) fn sync_for_cpu(&self) {
+        if self.needs_sync {
+            // SAFETY: By the type invariant.
+            unsafe {
+                bindings::ib_dma_sync_single_for_cpu(
+                    self.device.as_raw(),
+                    self.addr,
+                    self.memory.len(),
+                    DIRECTION,
+                )
+            };
+        }
+    }
+}
+
+impl Deref for DmaBuffer<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl DerefMut for DmaBuffer<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+}
+
+impl Drop for DmaBuffer<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; this may be done in any context.
+        unsafe {
+            bindings::ib_dma_unmap_single(
+                self.device.as_raw(),
+                self.addr,
+                self.memory.len(),
+                DIRECTION,
+            )
+        };
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Clients: those who are told of every RDMA device.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
+
+use core::{
+    any::TypeId,
+    cell::UnsafeCell,
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*,
+    str::CStr,
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Full,
+        Release, //
+    },
+    types::Opaque, //
+};
+use rdma_bindings as bindings;
+
+use crate::{
+    context::MayWait,
+    device::Device, //
+};
+
+/// Somebody who wants to be told of RDMA devices.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::prelude::*;
+/// use rdma::{client::{Client, Slot}, context::MayWait, device::Device};
+///
+/// struct Hello;
+///
+/// impl Client for Hello {
+///     type Data<'bound> = ();
+///     const NAME: &'static CStr = c"hello";
+///
+///     fn slot() -> &'static Slot {
+///         static SLOT: Slot = Slot::new();
+///         &SLOT
+///     }
+///
+///     fn add<'bound>(
+///         dev: &'bound Device<'bound>,
+///         _: MayWait<'bound>,
+///     ) -> impl PinInit<(), Error> + 'bound {
+///         pr_info!("{}: {} completion vectors\n", dev.name(), dev.num_comp_vectors());
+///         pin_init::init_zeroed()
+///     }
+/// }
+/// ```
+pub trait Client: 'static {
+    /// What the client keeps for a device, from `add` until the device goes.
+    ///
+    /// It is dropped when the device or the client goes. All that was made on the device is then
+    /// taken down.
+    type Data<'bound>: Send + 'bound;
+
+    /// The name of the client. It shows in `rdma resource show` beside what the client makes.
+    const NAME: &'static CStr;
+
+    /// Where the RDMA core's callbacks find the registration.
+    ///
+    /// Returns the same slot whenever it is called, and no other client's. A registration whose slot
+    /// changes gets no device.
+    fn slot() -> &'static Slot;
+
+    /// A device appeared, or was there already when the client registered.
+    ///
+    /// Runs in process context under locks of the RDMA core: start work here, don't do it. If it
+    /// fails, the error is logged, and the client doesn't get the device.
+    fn add<'bound>(
+        dev: &'bound Device<'bound>,
+        may_wait: MayWait<'bound>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound;
+}
+
+/// The place where a [`Client`]'s registration is found by the callbacks of the RDMA core, which
+/// don't say for which client they are.
+pub struct Slot {
+    client: Atomic<*mut bindings::ib_client>,
+    /// Whose registration it is. Written before `client` is, by who holds `taken`.
+    owner: UnsafeCell<Option<TypeId>>,
+    taken: Atomic<bool>,
+}
+
+// SAFETY: `owner` is written before `client` is set with release ordering, by the one who set
+// `taken`, and read only after `client` was seen.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Makes an empty slot.
+    pub const fn new() -> Self {
+        Self {
+            client: Atomic::new(core::ptr::null_mut()),
+            owner: UnsafeCell::new(None),
+            taken: Atomic::new(false),
+        }
+    }
+
+    fn take<C: Client>(&self, client: *mut bindings::ib_client) -> Result {
+        if self.taken.xchg(true, Full) {
+            pr_err!("client={}: already registered\n", C::NAME);
+            return Err(EBUSY);
+        }
+        // SAFETY: `taken` makes us the only one to write, and nobody reads while `client` is null.
+        unsafe { *self.owner.get() = Some(TypeId::of::<C>()) };
+        self.client.store(client, Release);
+        Ok(())
+    }
+
+    fn release(&self) {
+        self.client.store(core::ptr::null_mut(), Release);
+        self.taken.store(false, Release);
+    }
+
+    fn get<C: Client>(&self) -> Option<NonNull<bindings::ib_client>> {
+        let client = NonNull::new(self.client.load(Acquire))?;
+        // SAFETY: `client` was seen, so `owner` is written.
+        (unsafe { *self.owner.get() } == Some(TypeId::of::<C>())).then_some(client)
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a client has on one device: the window, and in it the client's data.
+///
+/// # Invariants
+///
+/// `data` is only dropped before `device` is closed.
+struct Added<C: Client> {
+    device: Pin<KBox<Device<'static>>>,
+    data: Option<Pin<KBox<C::Data<'static>>>>,
+}
+
+impl<C: Client> Added<C> {
+    /// # Safety
+    ///
+    /// `raw` is valid until what is returned is dropped, and `C` may use it until then.
+    unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<KBox<Self>> {
+        // SAFETY: By the function's requirements; `drop` closes the register.
+        let device = KBox::pin_init(unsafe { Device::<'static>::new(raw, C::NAME) }, GFP_KERNEL)?;
+        let mut added = KBox::new(Self { device, data: None }, GFP_KERNEL)?;
+        // SAFETY: The box isn't moved out of while `added` lives, and `Device` is pinned in it. The
+        // lifetime is a made-up one: `add` is generic over it and so can't know how long it is, and
+        // `drop` ends it before the device goes.
+        let device: &'static Device<'static> =
+            unsafe { &*core::ptr::from_ref::<Device<'static>>(&added.device) };
+        added.data = Some(KBox::pin_init(
+            C::add(device, MayWait::new()),
+            GFP_KERNEL,
+        )?);
+        Ok(added)
+    }
+}
+
+impl<C: Client> Drop for Added<C> {
+    fn drop(&mut self) {
+        self.data = None;
+        // SAFETY: The data is gone, and with it every handle that wasn't leaked.
+        unsafe { self.device.register().close(&self.device) };
+    }
+}
+
+/// The registration of a client with the RDMA core.
+///
+/// Dropping it takes the client off every device, and sleeps. C functions: `ib_register_client()`,
+/// `ib_unregister_client()`.
+///
+/// # Invariants
+///
+/// `client` is registered, and `C::slot()` led to it when it was.
+#[pin_data(PinnedDrop)]
+pub struct Registration<C: Client> {
+    slot: &'static Slot,
+    #[pin]
+    client: Opaque<bindings::ib_client>,
+    _client: PhantomData<C>,
+}
+
+// SAFETY: The RDMA core does its own locking, and `C::Data` is `Send`.
+unsafe impl<C: Client> Send for Registration<C> {}
+// SAFETY: Nothing can be done with a shared reference.
+unsafe impl<C: Client> Sync for Registration<C> {}
+
+impl<C: Client> Registration<C> {
+    /// Registers the client. [`Client::add`] is called for each device that is there before this
+    /// returns. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if `C` is registered already, `ENOMEM` if there is no memory.
+    pub fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            slot: C::slot(),
+            client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
+                // SAFETY: `client` is valid for writes; all its fields may be zero.
+                unsafe {
+                    client.write_bytes(0, 1);
+                    (*client).name = C::NAME.as_char_ptr();
+                    (*client).add = Some(Self::add_callback);
+                    (*client).remove = Some(Self::remove_callback);
+                }
+                slot.take::<C>(client)?;
+                // SAFETY: `client` is initialized and stays where it is until it is unregistered.
+                let registered = to_result(unsafe { bindings::ib_register_client(client) });
+                if registered.is_err() {
+                    slot.release();
+                }
+                registered
+            }),
+            _client: PhantomData,
+        })
+    }
+
+    unsafe extern "C" fn add_callback(raw: *mut bindings::ib_device) -> c_int {
+        let Some(raw) = NonNull::new(raw) else {
+            return EINVAL.to_errno();
+        };
+        from_result(|| {
+            let client = C::slot().get::<C>().ok_or(ENODEV)?;
+            // SAFETY: The RDMA core calls `add` with a device on which the client may work until
+            // `remove` returns; if this fails, nothing is kept.
+            let added = unsafe { Added::<C>::new(raw) }.inspect_err(|e| {
+                // SAFETY: The device is valid, and its name a string.
+                let name = unsafe { CStr::from_char_ptr((*raw.as_ptr()).name.as_ptr()) };
+                pr_err!("{}: client={}: add failed: {:?}\n", name, C::NAME, e);
+            })?;
+            // SAFETY: The client is being added to the device.
+            unsafe {
+                bindings::ib_set_client_data(
+                    raw.as_ptr(),
+                    client.as_ptr(),
+                    KBox::into_raw(added).cast(),
+                )
+            };
+            Ok(0)
+        })
+    }
+
+    unsafe extern "C" fn remove_callback(_: *mut bindings::ib_device, data: *mut c_void) {
+        if data.is_null() {
+            return;
+        }
+        // SAFETY: The data was set by `add_callback`, and `remove` is called once for it.
+        drop(unsafe { KBox::from_raw(data.cast::<Added<C>>()) });
+    }
+}
+
+#[pinned_drop]
+impl<C: Client> PinnedDrop for Registration<C> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::ib_unregister_client(self.client.get()) };
+        self.slot.release();
+    }
+}

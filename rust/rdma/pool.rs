@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Leases of the completion queues that a device's users share.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_cq_pool_get()`)
+
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::from_err_ptr,
+    prelude::*, //
+};
+use rdma_bindings as bindings;
+
+use crate::{
+    context::{
+        MaySleep,
+        PollContext,
+        Poolable, //
+    },
+    device::Device,
+    teardown::{
+        Fate,
+        Kind,
+        Node,
+        Owned,
+        Register,
+        Resource, //
+    }, //
+};
+
+/// A number of entries, claimed in a completion queue that is shared through the device's pool.
+///
+/// The entries go back to the pool exactly once, when the lease or the queue pair that took it is
+/// gone. C functions: `ib_cq_pool_get()`, `ib_cq_pool_put()`.
+pub struct PooledCq<'bound, C: PollContext> {
+    lease: Owned<'bound, Lease>,
+    _context: PhantomData<C>,
+}
+
+/// # Invariants
+///
+/// `cq` is a pooled queue of a device whose clients haven't all been removed, in which `nr_cqe`
+/// entries are claimed for this lease until `destroy` is called.
+struct Lease {
+    node: Node,
+    cq: NonNull<bindings::ib_cq>,
+    nr_cqe: u32,
+}
+
+// SAFETY: The RDMA core does its own locking.
+unsafe impl Send for Lease {}
+// SAFETY: As above.
+unsafe impl Sync for Lease {}
+
+// SAFETY: `node` is part of the object, and the pool doesn't know the lease.
+unsafe impl Resource for Lease {
+    const KIND: Kind = Kind::Lease;
+    const IMMEDIATE: bool = true;
+
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    unsafe fn destroy(&self) -> Fate {
+        // SAFETY: By the type invariant. The caller may sleep, so interrupts are enabled.
+        unsafe { bindings::ib_cq_pool_put(self.cq.as_ptr(), self.nr_cqe) };
+        Fate::Free
+    }
+}
+
+impl<'bound, C: Poolable> PooledCq<'bound, C> {
+    /// Leases `nr_cqe` entries of a pooled completion queue. Sleeps.
+    ///
+    /// `vector` is a hint at the completion vector, any number, and is taken modulo the number of
+    /// vectors in use; with `None` the kernel takes them in turns. If no queue of the pool has room
+    /// the kernel allocates one for each vector, with 4096 entries or `nr_cqe`, whichever is more.
+    ///
+    /// C function: `ib_cq_pool_get()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `nr_cqe` isn't within 1 and [`Device::max_cqe`]: the kernel would allocate
+    ///   queues until memory is gone.
+    /// - `EOPNOTSUPP` if the device has no completion vectors.
+    /// - `ENOMEM`, or the driver's error, if the pool has to grow and can't.
+    /// - `EDEADLK` where sleeping is not possible.
+    pub fn lease(
+        dev: &'bound Device<'bound>,
+        nr_cqe: u32,
+        vector: Option<u32>,
+        may_sleep: MaySleep<'_>,
+    ) -> Result<Self> {
+        may_sleep.check("PooledCq::lease")?;
+        let max = dev.max_cqe().min(i32::MAX.unsigned_abs());
+        if !(1..=max).contains(&nr_cqe) {
+            pr_err!("{}: nr_cqe={} is out of range 1..={}\n", dev.name(), nr_cqe, max);
+            return Err(EINVAL);
+        }
+        if dev.num_comp_vectors() == 0 {
+            pr_err!("{}: no completion vectors: no pooled queues\n", dev.name());
+            return Err(EOPNOTSUPP);
+        }
+        // The kernel takes any negative number for "none".
+        let hint = vector.map_or(-1, |v| i32::try_from(v % dev.num_comp_vectors()).unwrap_or(0));
+
+        // If a CPU went offline meanwhile, the kernel could look for a vector for which it allocates
+        // no queue any more, and go on allocating.
+        //
+        // SAFETY: We may sleep, and the lock is released below.
+        unsafe { kernel::bindings::cpus_read_lock() };
+        // SAFETY: The device is valid, we may sleep, and the arguments were checked above.
+        let cq = from_err_ptr(unsafe {
+            bindings::ib_cq_pool_get(dev.as_raw(), nr_cqe, hint, C::RAW)
+        });
+        // SAFETY: Taken above.
+        unsafe { kernel::bindings::cpus_read_unlock() };
+        let cq = NonNull::new(cq?).ok_or(ENOMEM)?;
+
+        let lease = KBox::new(
+            Lease {
+                node: Node::new::<Lease>(),
+                cq,
+                nr_cqe,
+            },
+            GFP_KERNEL,
+        )
+        .inspect_err(|_| {
+            // SAFETY: The entries were just claimed.
+            unsafe { bindings::ib_cq_pool_put(cq.as_ptr(), nr_cqe) };
+        })?;
+        // INVARIANT: The entries were claimed above. The window, and so the lease, ends before the
+        // device's last client is removed.
+        Ok(Self {
+            lease: Register::enroll(dev, KBox::into_pin(lease))?,
+            _context: PhantomData,
+        })
+    }
+}
+
+impl<'bound, C: PollContext> PooledCq<'bound, C> {
+    /// The device of the queue.
+    pub fn device(&self) -> &'bound Device<'bound> {
+        self.lease.device()
+    }
+
+    /// How many entries are leased.
+    pub fn nr_cqe(&self) -> u32 {
+        self.lease.nr_cqe
+    }
+
+    /// How many entries the queue has, for all who share it.
+    ///
+    /// C field: `ib_cq.cqe`.
+    pub fn capacity(&self) -> u32 {
+        // SAFETY: By the type invariant of `Lease`; the field doesn't change.
+        u32::try_from(unsafe { (*self.as_raw()).cqe }).unwrap_or(0)
+    }
+
+    /// The completion vector of the queue.
+    pub fn vector(&self) -> u32 {
+        // SAFETY: As in `capacity`.
+        unsafe { (*self.as_raw()).comp_vector }
+    }
+
+    /// The number by which `rdma resource show cq` and the trace events know the queue.
+    pub fn id(&self) -> u32 {
+        // SAFETY: As in `capacity`.
+        unsafe { (*self.as_raw()).res.id }
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.lease.cq.as_ptr()
+    }
+
+    /// Waits until no handler runs that a worker has begun. Sleeps.
+    pub(crate) fn flush(&self) {
+        if C::RAW == bindings::ib_poll_context_IB_POLL_WORKQUEUE
+            || C::RAW == bindings::ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE
+        {
+            // SAFETY: The queue is valid, and in these contexts the union holds a work item.
+            unsafe {
+                kernel::bindings::flush_work((&raw mut (*self.as_raw()).__bindgen_anon_1).cast())
+            };
+        }
+    }
+
+    /// Gives the entries back now. Sleeps.
+    pub(crate) fn put(self) {
+        self.lease.take_down();
+    }
+}

@@ -1,0 +1,914 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Reliable connected queue pairs.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
+
+use core::{
+    cell::{
+        Cell,
+        UnsafeCell, //
+    },
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Full,
+        Relaxed,
+        Release, //
+    },
+    time::Instant,
+    time::Monotonic, //
+};
+use rdma_bindings as bindings;
+
+use crate::{
+    completion::Completion,
+    context::{
+        MaySleep,
+        MayWait,
+        PollContext,
+        Trampoline, //
+    },
+    device::{
+        Device,
+        Gid,
+        Port,
+        Protocol, //
+    },
+    latch::Latch,
+    pd::ProtectionDomain,
+    pool::PooledCq,
+    request::{
+        Inner,
+        PostError,
+        WorkRequest, //
+    },
+    teardown::{
+        Fate,
+        Kind,
+        Node,
+        Owned,
+        Register,
+        Resource, //
+    }, //
+};
+
+/// What becomes of the requests of a queue pair that are complete.
+///
+/// Completions of one queue pair may be handled on several CPUs at once, and before
+/// [`QueuePair::new`] has returned to its caller.
+pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
+    /// The context in which the handlers run: that of the completion queue.
+    type Context: PollContext;
+
+    /// What the owner keeps with each request.
+    type Tag: Send + 'bound;
+
+    /// A send is complete: the other side has the data, or `completion` says why not.
+    fn sent(
+        &self,
+        qp: &Poster<'_, 'bound, Self>,
+        request: WorkRequest<'bound, Self::Tag>,
+        completion: &Completion<'_>,
+        context: Self::Context,
+    );
+
+    /// A receive is complete: a message has arrived, or `completion` says why not.
+    fn received(
+        &self,
+        qp: &Poster<'_, 'bound, Self>,
+        request: WorkRequest<'bound, Self::Tag>,
+        completion: &Completion<'_>,
+        context: Self::Context,
+    );
+}
+
+/// The two queues of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Recv,
+}
+
+/// In-flight counts of both sides and whether teardown began, in one word.
+///
+/// Bits 0 to 23 count sends and bits 24 to 47 receives. Each includes those who are about to find
+/// out that they may not post; there are far fewer CPUs than would make a count run over.
+mod state {
+    use super::Side;
+
+    const BITS: u32 = 24;
+    pub(super) const MAX_DEPTH: u32 = (1 << (BITS - 1)) - 1;
+    pub(super) const CLOSING: u64 = 1 << 63;
+    const COUNTS: u64 = (1 << (2 * BITS)) - 1;
+
+    pub(super) const fn unit(side: Side) -> u64 {
+        match side {
+            Side::Send => 1,
+            Side::Recv => 1 << BITS,
+        }
+    }
+
+    pub(super) const fn count(state: u64, side: Side) -> u64 {
+        (state / unit(side)) & ((1 << BITS) - 1)
+    }
+
+    pub(super) const fn is_idle(state: u64) -> bool {
+        state & COUNTS == 0
+    }
+
+    pub(super) const fn is_closing(state: u64) -> bool {
+        state & CLOSING != 0
+    }
+}
+
+/// How long the flush of a queue pair may take before the log mentions it, and how often it does.
+const FLUSH_PATIENCE_MS: u32 = 10_000;
+/// After how many of these the requests are given up: never freed, since the device may use them.
+const FLUSH_ATTEMPTS: u32 = 6;
+
+/// # Invariants
+///
+/// - `raw` is valid until `destroy` succeeds.
+/// - `state` counts the requests that are in flight: those that were posted and whose handler has
+///   not returned, but for credits that were passed on.
+/// - At most `send_depth` sends and `recv_depth` receives are in flight, and both together are no
+///   more than the entries leased in `stands_on`.
+#[pin_data]
+pub(crate) struct Qp<'bound, H: Handler<'bound>> {
+    node: Node,
+    raw: NonNull<bindings::ib_qp>,
+    device: &'bound Device<'bound>,
+    lkey: u32,
+    state: Atomic<u64>,
+    /// How many sends may be in flight: zero until the queue pair is connected, `send_depth` then,
+    /// and zero again after a request failed or teardown began.
+    send_limit: Atomic<u32>,
+    /// How many receives may be in flight: `recv_depth`, and zero as above.
+    recv_limit: Atomic<u32>,
+    /// Whether a request failed: the queue pair is of no use any more.
+    failed: Atomic<bool>,
+    send_depth: u32,
+    port: Port<'bound>,
+    /// Opens when teardown began and nothing is in flight.
+    #[pin]
+    drained: Latch,
+    /// What has to outlive `raw`. Taken by `destroy`.
+    stands_on: UnsafeCell<Option<StandsOn<'bound, H::Context>>>,
+    #[pin]
+    handler: H,
+}
+
+struct StandsOn<'bound, C: PollContext> {
+    cq: PooledCq<'bound, C>,
+    _pd: ProtectionDomain<'bound>,
+}
+
+// SAFETY: The RDMA core does its own locking, the handler is `Send` and `Sync`, tags are `Send`, and
+// `stands_on` is only touched by `destroy`.
+unsafe impl<'bound, H: Handler<'bound>> Send for Qp<'bound, H> {}
+// SAFETY: As above.
+unsafe impl<'bound, H: Handler<'bound>> Sync for Qp<'bound, H> {}
+
+// SAFETY: `node` is part of the object. `destroy` returns `Fate::Free` only when the queue pair is
+// destroyed, all its requests came back and the handlers returned.
+unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
+    const KIND: Kind = Kind::QueuePair;
+
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Refuses further posts and lets the device give back what it has.
+    fn begin(&self) {
+        self.send_limit.store(0, Relaxed);
+        self.recv_limit.store(0, Relaxed);
+        // Full: orders the limits before it for who posts, and the handlers' work before what
+        // teardown does next.
+        let state = self.state.fetch_add(state::CLOSING, Full);
+        if state::is_idle(state) {
+            self.drained.open();
+        }
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+            ..Default::default()
+        };
+        if let Err(e) = self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE) {
+            pr_err!(
+                "{}: qp={}: can't be moved to the error state: {:?}\n",
+                self.device.name(),
+                self.num(),
+                e
+            );
+        }
+    }
+
+    unsafe fn destroy(&self) -> Fate {
+        let mut drained = self.wait_drained();
+        // SAFETY: By the type invariant; the caller may sleep.
+        let destroyed = to_result(unsafe {
+            bindings::ib_destroy_qp_user(self.raw.as_ptr(), core::ptr::null_mut())
+        });
+        if let Err(e) = destroyed {
+            pr_err!(
+                "{}: qp={}: can't be destroyed: {:?}: it is leaked with all it stands on\n",
+                self.device.name(),
+                self.num(),
+                e
+            );
+            return Fate::Keep;
+        }
+        // SAFETY: `destroy` is called once, and nobody else touches the field.
+        if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
+            // A driver may only flush when the queue pair is destroyed.
+            stands_on.cq.flush();
+            drained = drained || self.drained.wait_unchecked(FLUSH_PATIENCE_MS / 10);
+            stands_on.cq.put();
+        }
+        if !drained {
+            let state = self.state.load(Relaxed);
+            pr_err!(
+                "{}: sends={} recvs={} never came back: their memory is leaked\n",
+                self.device.name(),
+                state::count(state, Side::Send),
+                state::count(state, Side::Recv)
+            );
+            return Fate::Keep;
+        }
+        Fate::Free
+    }
+}
+
+impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
+    fn num(&self) -> u32 {
+        // SAFETY: By the type invariant; not called after `raw` was destroyed.
+        unsafe { (*self.raw.as_ptr()).qp_num }
+    }
+
+    fn modify(
+        &self,
+        attr: &mut bindings::ib_qp_attr,
+        mask: bindings::ib_qp_attr_mask,
+    ) -> Result {
+        let mask = c_int::try_from(mask)?;
+        // SAFETY: By the type invariant; the caller may sleep.
+        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), attr, mask) })
+    }
+
+    /// Waits until nothing is in flight, unless the device never gives it back.
+    fn wait_drained(&self) -> bool {
+        let start = Instant::<Monotonic>::now();
+        for _ in 0..FLUSH_ATTEMPTS {
+            if self.drained.wait_unchecked(FLUSH_PATIENCE_MS) {
+                return true;
+            }
+            let state = self.state.load(Relaxed);
+            pr_warn!(
+                "{}: qp={}: sends={} recvs={} not given back after {} ms\n",
+                self.device.name(),
+                self.num(),
+                state::count(state, Side::Send),
+                state::count(state, Side::Recv),
+                start.elapsed().as_millis()
+            );
+        }
+        false
+    }
+
+    fn limit(&self, side: Side) -> &Atomic<u32> {
+        match side {
+            Side::Send => &self.send_limit,
+            Side::Recv => &self.recv_limit,
+        }
+    }
+
+    /// Counts one more request in flight, if one more is allowed.
+    #[inline]
+    fn get_credit(&self, side: Side) -> Result {
+        let before = self.state.fetch_add(state::unit(side), Relaxed);
+        if state::count(before, side) < u64::from(self.limit(side).load(Relaxed)) {
+            return Ok(());
+        }
+        self.put_credit(side);
+        Err(self.refusal(side))
+    }
+
+    /// Counts one less in flight. `self` may be gone when this returns, unless the caller has another
+    /// credit or a handle.
+    #[inline]
+    fn put_credit(&self, side: Side) {
+        // Release: teardown sees all that the handler did.
+        let before = self.state.fetch_sub(state::unit(side), Release);
+        if state::is_closing(before) && state::is_idle(before - state::unit(side)) {
+            // Teardown waits for this, so `self` is still there.
+            self.drained.open();
+        }
+    }
+
+    #[cold]
+    fn refusal(&self, side: Side) -> Error {
+        if state::is_closing(self.state.load(Relaxed)) || self.failed.load(Relaxed) {
+            ESHUTDOWN
+        } else if side == Side::Send && self.send_limit.load(Relaxed) == 0 {
+            ENOTCONN
+        } else {
+            ENOMEM
+        }
+    }
+
+    /// Makes an end of posting: a reliable connection never recovers from a failed request, and a
+    /// handler that posts again after each failure would do so for ever.
+    #[cold]
+    fn fail(&self) {
+        self.failed.store(true, Relaxed);
+        self.send_limit.store(0, Relaxed);
+        self.recv_limit.store(0, Relaxed);
+    }
+
+    /// Posts a request for which a credit was counted. The caller keeps the credit on error, unless
+    /// the request is missing from it.
+    #[inline]
+    fn post(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        if !core::ptr::eq(request.buffer().device(), self.device) {
+            return Err(PostError::new(EINVAL, request));
+        }
+        request.buffer().sync_for_device();
+        let mut sge = bindings::ib_sge {
+            addr: request.buffer().dma_addr(),
+            length: request.len(),
+            lkey: self.lkey,
+        };
+        let num_sge = c_int::from(!request.is_empty());
+
+        let inner = request.into_raw();
+        // SAFETY: The request is ours until it is posted.
+        let wr_cqe = unsafe {
+            (*inner.as_ptr()).qp = core::ptr::from_ref(self).cast();
+            (*inner.as_ptr()).cqe.done = Some(match side {
+                Side::Send => Self::send_done,
+                Side::Recv => Self::recv_done,
+            });
+            &raw mut (*inner.as_ptr()).cqe
+        };
+
+        // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
+        // buffer stay where they are until it comes back. The scatter list is copied by the call.
+        let (ret, untouched) = unsafe {
+            let ops = &(*(*self.raw.as_ptr()).device).ops;
+            match side {
+                Side::Send => {
+                    let wr = bindings::ib_send_wr {
+                        __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 { wr_cqe },
+                        sg_list: &mut sge,
+                        num_sge,
+                        opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+                        send_flags: SIGNALED,
+                        ..Default::default()
+                    };
+                    let mut bad: *const bindings::ib_send_wr = core::ptr::null();
+                    match ops.post_send {
+                        Some(post) => (post(self.raw.as_ptr(), &wr, &mut bad), !bad.is_null()),
+                        None => (EOPNOTSUPP.to_errno(), true),
+                    }
+                }
+                Side::Recv => {
+                    let wr = bindings::ib_recv_wr {
+                        __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 { wr_cqe },
+                        sg_list: &mut sge,
+                        num_sge,
+                        ..Default::default()
+                    };
+                    let mut bad: *const bindings::ib_recv_wr = core::ptr::null();
+                    match ops.post_recv {
+                        Some(post) => (post(self.raw.as_ptr(), &wr, &mut bad), !bad.is_null()),
+                        None => (EOPNOTSUPP.to_errno(), true),
+                    }
+                }
+            }
+        };
+        if ret == 0 {
+            return Ok(());
+        }
+        Err(self.not_posted(Error::from_errno(ret), untouched.then_some(inner)))
+    }
+
+    /// What to make of a driver's error. With `bad_wr` set, the request is ours again. With an error
+    /// and no `bad_wr` nobody knows whether the device has it, so it stays in flight.
+    #[cold]
+    fn not_posted(
+        &self,
+        error: Error,
+        untouched: Option<NonNull<Inner<'bound, H::Tag>>>,
+    ) -> PostError<'bound, H::Tag> {
+        let Some(inner) = untouched else {
+            self.fail();
+            return PostError {
+                error,
+                request: None,
+            };
+        };
+        // SAFETY: The driver says that it didn't take the request.
+        let request = unsafe { WorkRequest::from_raw(inner) };
+        request.buffer().sync_for_cpu();
+        PostError::new(error, request)
+    }
+
+    unsafe extern "C" fn send_done(_: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+        // SAFETY: By the RDMA core's call of `done`, which `post` asked for.
+        unsafe { Self::done(Side::Send, wc) };
+    }
+
+    unsafe extern "C" fn recv_done(_: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+        // SAFETY: As above.
+        unsafe { Self::done(Side::Recv, wc) };
+    }
+
+    /// # Safety
+    ///
+    /// `wc` is the completion of a request that `post` of this type posted on this side.
+    #[inline(always)]
+    unsafe fn done(side: Side, wc: *mut bindings::ib_wc) {
+        // SAFETY: `wc` is valid for the call, and `wr_cqe` is part of the request. It is complete, so
+        // nobody else uses it.
+        let (wc, request, this) = unsafe {
+            let wc = &*wc;
+            let cqe = wc.__bindgen_anon_1.wr_cqe;
+            let inner = kernel::container_of!(cqe, Inner<'bound, H::Tag>, cqe);
+            let this = (*inner).qp.cast::<Self>();
+            let request = WorkRequest::from_raw(NonNull::new_unchecked(inner));
+            (wc, request, &*this)
+        };
+        request.buffer().sync_for_cpu();
+        let completion = Completion::new(wc);
+        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
+            this.fail();
+        }
+
+        let poster = Poster {
+            qp: this,
+            side,
+            credit: Cell::new(true),
+            _handler: PhantomData,
+        };
+        let context = H::Context::token(Trampoline::new());
+        match side {
+            Side::Send => this.handler.sent(&poster, request, &completion, context),
+            Side::Recv => this.handler.received(&poster, request, &completion, context),
+        }
+        if poster.credit.get() {
+            this.put_credit(side);
+        }
+    }
+}
+
+const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+
+/// A queue pair, as its handlers see it: they may post to it.
+///
+/// The request that was just completed left room for one of its kind. Posting one in its place takes
+/// neither an allocation nor an atomic operation.
+pub struct Poster<'a, 'bound, H: Handler<'bound>> {
+    qp: &'a Qp<'bound, H>,
+    side: Side,
+    /// Whether the place of the completed request is still free.
+    credit: Cell<bool>,
+    _handler: PhantomData<&'bound ()>,
+}
+
+impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
+    /// As [`QueuePair::post_send`].
+    #[inline]
+    pub fn post_send(
+        &self,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        self.post(Side::Send, request)
+    }
+
+    /// As [`QueuePair::post_recv`].
+    #[inline]
+    pub fn post_recv(
+        &self,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        self.post(Side::Recv, request)
+    }
+
+    #[inline]
+    fn post(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        if side != self.side || !self.credit.get() {
+            return self.qp.post_counted(side, request);
+        }
+        if self.qp.limit(side).load(Relaxed) == 0 {
+            return Err(PostError::new(self.qp.refusal(side), request));
+        }
+        // The place is the request's now, which may be complete before the call returns.
+        self.credit.set(false);
+        let result = self.qp.post(side, request);
+        if let Err(PostError {
+            request: Some(_), ..
+        }) = &result
+        {
+            self.credit.set(true);
+        }
+        result
+    }
+}
+
+impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
+    #[inline]
+    fn post_counted(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        if let Err(error) = self.get_credit(side) {
+            return Err(PostError::new(error, request));
+        }
+        let result = self.post(side, request);
+        if let Err(PostError {
+            request: Some(_), ..
+        }) = &result
+        {
+            self.put_credit(side);
+        }
+        result
+    }
+}
+
+/// How much may be in flight on a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Depths {
+    /// Sends, from 0.
+    pub send: u32,
+    /// Receives, from 0.
+    pub recv: u32,
+}
+
+impl Depths {
+    /// The entries that a completion queue needs for both.
+    pub fn total(self) -> u32 {
+        self.send.saturating_add(self.recv)
+    }
+}
+
+/// What one side of a connection has to know of the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    qp_num: u32,
+    psn: u32,
+    lid: u32,
+    gid: Gid,
+}
+
+/// A reliable connected queue pair, with all its completions in one leased queue.
+///
+/// Dropping it never waits. The requests in flight come back to the handler, which is dropped with
+/// the queue pair when the last one has; this happens before the window of the client ends.
+///
+/// C type: `struct ib_qp`.
+pub struct QueuePair<'bound, H: Handler<'bound>>(Owned<'bound, Qp<'bound, H>>);
+
+impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
+    /// Creates a queue pair that is ready to receive, and to be connected. Sleeps.
+    ///
+    /// C functions: `ib_create_qp()`, `ib_modify_qp()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`, with a line in the log, if the protection domain, the queue and the port aren't of
+    ///   one device, if a depth is over [`Device::max_qp_wr`], or if both together are zero or more
+    ///   than the lease has entries.
+    /// - Those of the driver; `ENOMEM`; `EDEADLK` where sleeping is not possible.
+    pub fn new<E>(
+        pd: &ProtectionDomain<'bound>,
+        cq: PooledCq<'bound, H::Context>,
+        port: Port<'bound>,
+        depths: Depths,
+        handler: impl PinInit<H, E>,
+        may_sleep: MaySleep<'_>,
+    ) -> Result<Self>
+    where
+        Error: From<E>,
+    {
+        may_sleep.check("QueuePair::new")?;
+        let dev = pd.device();
+        if !core::ptr::eq(dev, cq.device()) || !core::ptr::eq(dev, port.device()) {
+            pr_err!(
+                "{}: queue pair of several devices: the queue is of {}, the port of {}\n",
+                dev.name(),
+                cq.device().name(),
+                port.device().name()
+            );
+            return Err(EINVAL);
+        }
+        let max = dev.max_qp_wr().min(state::MAX_DEPTH);
+        if depths.send > max || depths.recv > max {
+            pr_err!(
+                "{}: send depth {} or receive depth {} is out of range 0..={}\n",
+                dev.name(),
+                depths.send,
+                depths.recv,
+                max
+            );
+            return Err(EINVAL);
+        }
+        if !(1..=cq.nr_cqe()).contains(&depths.total()) {
+            pr_err!(
+                "{}: depths of {} + {} are out of range 1..={}, the entries leased\n",
+                dev.name(),
+                depths.send,
+                depths.recv,
+                cq.nr_cqe()
+            );
+            return Err(EINVAL);
+        }
+
+        let raw = Self::create(pd, &cq, depths)?;
+        let qp = KBox::pin_init::<Error>(
+            try_pin_init!(Qp {
+                node: Node::new::<Qp<'bound, H>>(),
+                raw,
+                device: dev,
+                lkey: pd.local_dma_lkey(),
+                state: Atomic::new(0),
+                send_limit: Atomic::new(0),
+                recv_limit: Atomic::new(depths.recv),
+                failed: Atomic::new(false),
+                send_depth: depths.send,
+                port,
+                drained <- Latch::new(),
+                stands_on: UnsafeCell::new(Some(StandsOn {
+                    cq,
+                    _pd: pd.clone(),
+                })),
+                handler <- handler,
+            }? Error),
+            GFP_KERNEL,
+        )
+        .inspect_err(|_| {
+            // SAFETY: The queue pair is new, and nothing was posted to it.
+            unsafe { bindings::ib_destroy_qp_user(raw.as_ptr(), core::ptr::null_mut()) };
+        })?;
+        // INVARIANT: `raw` is valid, nothing is in flight, and the depths were checked above.
+        let this = Self(Register::enroll(dev, qp)?);
+        this.init()?;
+        Ok(this)
+    }
+
+    fn create(
+        pd: &ProtectionDomain<'bound>,
+        cq: &PooledCq<'bound, H::Context>,
+        depths: Depths,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        let mut attr = bindings::ib_qp_init_attr {
+            send_cq: cq.as_raw(),
+            recv_cq: cq.as_raw(),
+            cap: bindings::ib_qp_cap {
+                // Drivers differ in what they make of an empty queue.
+                max_send_wr: depths.send.max(1),
+                max_recv_wr: depths.recv.max(1),
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                ..Default::default()
+            },
+            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
+            qp_type: bindings::ib_qp_type_IB_QPT_RC,
+            ..Default::default()
+        };
+        // SAFETY: All is of one device, as the caller checked, and valid; the owner's name outlives
+        // the window.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_create_qp_kernel(
+                pd.as_raw(),
+                &mut attr,
+                pd.device().owner().as_char_ptr(),
+            )
+        })?;
+        NonNull::new(raw).ok_or(ENOMEM)
+    }
+
+    /// From RESET, in which some drivers take receives and forget them, to INIT.
+    fn init(&self) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+            port_num: self.0.port.number(),
+            qp_access_flags: 0,
+            ..Default::default()
+        };
+        self.0.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+                | bindings::ib_qp_attr_mask_IB_QP_PORT
+                | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        )
+    }
+
+    /// What the other side has to know to connect to this one, reached by entry `gid_index` of the
+    /// port's table. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Port::gid`] and [`Port::state`].
+    pub fn endpoint(&self, gid_index: u8, may_sleep: MaySleep<'_>) -> Result<Endpoint> {
+        Ok(Endpoint {
+            qp_num: self.num(),
+            psn: self.psn(),
+            lid: self.0.port.query(may_sleep)?.lid,
+            gid: self.0.port.gid(gid_index)?,
+        })
+    }
+
+    /// The number of the first packet. It only has to differ from that of an earlier connection
+    /// between the same numbers.
+    fn psn(&self) -> u32 {
+        self.num() & 0xff_ffff
+    }
+
+    /// The number of the queue pair.
+    pub fn num(&self) -> u32 {
+        self.0.num()
+    }
+
+    /// Connects to `peer` from the port's address at `gid_index`. The other side has to do the same.
+    /// Sleeps.
+    ///
+    /// Sends can be posted from then on. A message for which the other side has posted no receive is
+    /// sent again until it has. C function: `ib_modify_qp()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP` on an iWARP port, whose queue pairs are connected by the connection manager.
+    /// - `EINVAL` if the queue pair is connected already, or its peer can't be reached.
+    /// - Those of the driver; `EDEADLK` where sleeping is not possible.
+    pub fn connect(&self, peer: &Endpoint, gid_index: u8, may_sleep: MaySleep<'_>) -> Result {
+        may_sleep.check("QueuePair::connect")?;
+        let port = self.0.port;
+        let dev = port.device();
+        if port.protocol() == Protocol::IWarp {
+            pr_err!("{}: port {} is iWARP: not supported\n", dev.name(), port.number());
+            return Err(EOPNOTSUPP);
+        }
+
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RTR,
+            path_mtu: port.query(may_sleep)?.active_mtu,
+            dest_qp_num: peer.qp_num,
+            rq_psn: peer.psn,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: MIN_RNR_TIMER,
+            ..Default::default()
+        };
+        let ah = &mut attr.ah_attr;
+        // SAFETY: The device and the port are valid.
+        ah.type_ = unsafe { bindings::rdma_ah_find_type(dev.as_raw(), port.number()) };
+        ah.port_num = port.number();
+        match port.protocol() {
+            Protocol::RoCE => {
+                ah.ah_flags = AH_GRH;
+                ah.grh.dgid = peer.gid.into_raw();
+                ah.grh.sgid_index = gid_index;
+                ah.grh.hop_limit = HOP_LIMIT;
+            }
+            // SAFETY: The kind of address was set above.
+            _ => unsafe { bindings::rdma_ah_set_dlid(ah, peer.lid) },
+        }
+        self.0.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_AV
+                | bindings::ib_qp_attr_mask_IB_QP_PATH_MTU
+                | bindings::ib_qp_attr_mask_IB_QP_DEST_QPN
+                | bindings::ib_qp_attr_mask_IB_QP_RQ_PSN
+                | bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
+                | bindings::ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER,
+        )?;
+
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RTS,
+            sq_psn: self.psn(),
+            max_rd_atomic: 1,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            ..Default::default()
+        };
+        self.0.modify(
+            &mut attr,
+            bindings::ib_qp_attr_mask_IB_QP_STATE
+                | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN
+                | bindings::ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC
+                | bindings::ib_qp_attr_mask_IB_QP_TIMEOUT
+                | bindings::ib_qp_attr_mask_IB_QP_RETRY_CNT
+                | bindings::ib_qp_attr_mask_IB_QP_RNR_RETRY,
+        )?;
+        self.0.send_limit.store(self.0.send_depth, Relaxed);
+        Ok(())
+    }
+
+    /// Posts a send of the request's bytes. May be called from any context.
+    ///
+    /// C function: `ib_post_send()`.
+    ///
+    /// # Errors
+    ///
+    /// The request comes back with the error, see [`PostError::request`].
+    ///
+    /// - `ENOMEM` if as many sends are in flight as the queue pair was made for.
+    /// - `ENOTCONN` if the queue pair isn't connected.
+    /// - `ESHUTDOWN` if a request has failed, or teardown began.
+    /// - `EINVAL` if the buffer is of another device.
+    /// - Those of the driver.
+    #[inline]
+    pub fn post_send(
+        &self,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        self.0.post_counted(Side::Send, request)
+    }
+
+    /// Posts a receive into the request's bytes. May be called from any context.
+    ///
+    /// C function: `ib_post_recv()`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::post_send`].
+    #[inline]
+    pub fn post_recv(
+        &self,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        self.0.post_counted(Side::Recv, request)
+    }
+
+    /// The handler.
+    pub fn handler(&self) -> &H {
+        &self.0.handler
+    }
+
+    /// Makes the device give back all that is in flight, without waiting for it. Sleeps.
+    ///
+    /// Nothing can be posted any more. Of many queue pairs that have to go, end them all before the
+    /// first is closed: they flush side by side then.
+    pub fn end(&self, may_sleep: MaySleep<'_>) -> Result {
+        may_sleep.check("QueuePair::end")?;
+        self.0.fail();
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+            ..Default::default()
+        };
+        self.0
+            .modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
+    }
+
+    /// Takes the queue pair down, and waits until all requests came back, their handlers have
+    /// returned, the lease is given back and the handler is dropped. Sleeps.
+    ///
+    /// Not for handlers, which have no [`MayWait`]:
+    ///
+    /// ```compile_fail,E0308
+    /// use rdma::{context::Workqueue, qp::{Handler, QueuePair}};
+    /// fn f<'bound, H: Handler<'bound>>(qp: QueuePair<'bound, H>, context: Workqueue) {
+    ///     let _ = qp.close(context.may_sleep());
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` where sleeping is not possible. The queue pair is dropped then.
+    pub fn close(self, may_wait: MayWait<'_>) -> Result {
+        may_wait.may_sleep().check("QueuePair::close")?;
+        self.0.take_down();
+        Ok(())
+    }
+}
+
+/// Code of `min_rnr_timer`: 0.01 ms, the shortest.
+const MIN_RNR_TIMER: u8 = 1;
+/// Code of `timeout`: 4.096 us * 2^14 = 67 ms.
+const ACK_TIMEOUT: u8 = 14;
+/// How often a packet is sent again: as often as the field can say.
+const RETRIES: u8 = 7;
+/// How often the receiver may be found not ready: 7 stands for any number of times.
+const RNR_RETRIES: u8 = 7;
+/// Of RoCE packets: as many as an IP router would use.
+const HOP_LIMIT: u8 = 64;
+const AH_GRH: u8 = bindings::ib_ah_flags_IB_AH_GRH as u8;

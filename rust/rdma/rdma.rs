@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completion queues of the RDMA core, and what stands around them, for kernel code in Rust.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
+//!
+//! # The window
+//!
+//! A [`client::Client`] is told of each RDMA device by `add` and loses it by `remove`. Everything
+//! made in between carries the lifetime `'bound` of that window, so that nothing of it can be kept
+//! beyond. What is dropped is taken down by the window itself, in the order the hardware needs and
+//! in a context that may sleep; so *dropping never sleeps and never waits*, wherever it happens,
+//! and `remove` returns once all is gone. What a client leaks it names in the log and takes down
+//! as well.
+//!
+//! # The way of a work request
+//!
+//! 1. A [`request::WorkRequest`] owns a [`buffer::DmaBuffer`]. [`qp::QueuePair::post_send`] or
+//!    [`qp::QueuePair::post_recv`] takes it.
+//! 2. While it is in flight nobody holds it: the device may read and write the buffer.
+//! 3. The RDMA core polls the completion queue in the context that the type of the queue names, see
+//!    [`context::PollContext`], and calls straight back into the request.
+//! 4. [`qp::Handler::sent`] or [`qp::Handler::received`] gets the request back, by value, with the
+//!    [`completion::Completion`]. It may look at the data, post the request again, or drop it.
+//!
+//! Every request that was posted comes back exactly once, whatever happens to the connection, the
+//! queue pair or the device.
+
+pub mod buffer;
+pub mod client;
+pub mod completion;
+pub mod context;
+pub mod device;
+pub mod event;
+pub mod latch;
+pub mod pd;
+pub mod pool;
+pub mod qp;
+pub mod request;
+mod teardown;
+pub mod work;
+
+/// Begins each line that this crate logs; the name of the device follows.
+const __LOG_PREFIX: &[u8] = b"rdma\0";

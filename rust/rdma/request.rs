@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work requests: what is posted to a queue pair.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cqe`)
+
+use core::{
+    marker::PhantomPinned,
+    ptr::NonNull, //
+};
+use kernel::{
+    fmt,
+    prelude::*, //
+};
+use rdma_bindings as bindings;
+
+use crate::buffer::DmaBuffer;
+
+/// A buffer, and what the owner keeps with it, ready to be posted as a send or as a receive.
+///
+/// Posting takes the request; its completion gives it back, so that it can be posted again without
+/// an allocation. Nobody can reach the buffer or the tag meanwhile:
+///
+/// ```compile_fail,E0382
+/// use rdma::{qp::{Handler, QueuePair}, request::WorkRequest};
+/// fn f<'bound, H: Handler<'bound>>(
+///     qp: &QueuePair<'bound, H>,
+///     request: WorkRequest<'bound, H::Tag>,
+/// ) {
+///     let _ = qp.post_recv(request);
+///     let _ = request.buffer();
+/// }
+/// ```
+pub struct WorkRequest<'bound, T> {
+    inner: KBox<Inner<'bound, T>>,
+}
+
+/// What the RDMA core finds a request by; it stays where it is while the request is in flight.
+#[repr(C)]
+pub(crate) struct Inner<'bound, T> {
+    /// Passed to the RDMA core, which calls `cqe.done` with a pointer to it.
+    pub(crate) cqe: bindings::ib_cqe,
+    /// The queue pair that the request is posted to.
+    pub(crate) qp: *const c_void,
+    buffer: DmaBuffer<'bound>,
+    len: u32,
+    tag: T,
+    _pin: PhantomPinned,
+}
+
+// SAFETY: `cqe` and `qp` are only used by the trampolines, while the request is in flight.
+unsafe impl<T: Send> Send for Inner<'_, T> {}
+// SAFETY: As above: a shared reference only leads to the buffer and the tag.
+unsafe impl<T: Sync> Sync for Inner<'_, T> {}
+
+impl<'bound, T> WorkRequest<'bound, T> {
+    /// Makes a request. May sleep, as `flags` say.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn new(buffer: DmaBuffer<'bound>, tag: T, flags: kernel::alloc::Flags) -> Result<Self> {
+        let len = u32::try_from(buffer.len())?;
+        Ok(Self {
+            inner: KBox::new(
+                Inner {
+                    cqe: bindings::ib_cqe { done: None },
+                    qp: core::ptr::null(),
+                    buffer,
+                    len,
+                    tag,
+                    _pin: PhantomPinned,
+                },
+                flags,
+            )?,
+        })
+    }
+
+    /// The buffer.
+    #[inline]
+    pub fn buffer(&self) -> &DmaBuffer<'bound> {
+        &self.inner.buffer
+    }
+
+    /// The bytes of the buffer, for reading and writing.
+    #[inline]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.inner.buffer
+    }
+
+    /// What the owner keeps with the request.
+    #[inline]
+    pub fn tag(&self) -> &T {
+        &self.inner.tag
+    }
+
+    /// What the owner keeps with the request.
+    #[inline]
+    pub fn tag_mut(&mut self) -> &mut T {
+        &mut self.inner.tag
+    }
+
+    /// How many bytes are sent, or may be received: all of the buffer, unless [`Self::set_len`] said
+    /// otherwise.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        self.inner.len
+    }
+
+    /// Whether there is nothing to send.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+
+    /// Sets how many bytes, from the start of the buffer, are sent or may be received.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the buffer is shorter.
+    pub fn set_len(&mut self, len: u32) -> Result {
+        if u32::try_from(self.inner.buffer.len()).is_ok_and(|max| len <= max) {
+            self.inner.len = len;
+            return Ok(());
+        }
+        let device = self.inner.buffer.device();
+        let max = self.inner.buffer.len();
+        pr_err!("{}: len={} is out of range 0..={}\n", device.name(), len, max);
+        Err(EINVAL)
+    }
+
+    /// Gives up the request for its parts.
+    pub fn into_parts(self) -> (DmaBuffer<'bound>, T) {
+        let inner = KBox::into_inner(self.inner);
+        (inner.buffer, inner.tag)
+    }
+
+    /// Turns the request into what is in flight.
+    #[inline]
+    pub(crate) fn into_raw(self) -> NonNull<Inner<'bound, T>> {
+        let inner = KBox::into_raw(self.inner);
+        // SAFETY: A box is never null.
+        unsafe { NonNull::new_unchecked(inner) }
+    }
+
+    /// Turns what was in flight into the request again.
+    ///
+    /// # Safety
+    ///
+    /// `inner` comes from [`Self::into_raw`], and neither the device nor anybody else uses it.
+    #[inline]
+    pub(crate) unsafe fn from_raw(inner: NonNull<Inner<'bound, T>>) -> Self {
+        Self {
+            // SAFETY: By the function's requirements.
+            inner: unsafe { KBox::from_raw(inner.as_ptr()) },
+        }
+    }
+}
+
+/// A request that was not posted.
+pub struct PostError<'bound, T> {
+    /// Why.
+    pub error: Error,
+    /// The request. It is missing in one case only: the driver reported an error and didn't say
+    /// whether it had taken the request. If it had, the request comes back by its completion.
+    pub request: Option<WorkRequest<'bound, T>>,
+}
+
+impl<'bound, T> PostError<'bound, T> {
+    pub(crate) fn new(error: Error, request: WorkRequest<'bound, T>) -> Self {
+        Self {
+            error,
+            request: Some(request),
+        }
+    }
+}
+
+impl<T> From<PostError<'_, T>> for Error {
+    fn from(e: PostError<'_, T>) -> Self {
+        e.error
+    }
+}
+
+impl<T> fmt::Debug for PostError<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostError")
+            .field("error", &self.error)
+            .field("returned", &self.request.is_some())
+            .finish()
+    }
+}
