@@ -9,7 +9,10 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::to_result,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
     fmt,
     prelude::*,
     str::CStr, //
@@ -278,6 +281,29 @@ impl<'bound> Port<'bound> {
         })?;
         // SAFETY: Every member of the union is plain bytes.
         Ok(Gid(unsafe { raw.raw }))
+    }
+}
+
+impl Port<'_> {
+    /// The Ethernet address behind the entry at `index` of the port's table of GIDs.
+    ///
+    /// C function: `rdma_read_gid_l2_fields()`.
+    pub(crate) fn mac(&self, index: u8) -> Result<[u8; 6]> {
+        // SAFETY: The device and the number are valid by the type invariants.
+        let attr = from_err_ptr(
+            unsafe {
+                bindings::rdma_get_gid_attr(self.device.as_raw(), self.number, index.into())
+            }
+            .cast_mut(),
+        )?;
+        let mut mac = [0; 6];
+        // SAFETY: `attr` was just got, and is given back.
+        let result = to_result(unsafe {
+            bindings::rdma_read_gid_l2_fields(attr, core::ptr::null_mut(), mac.as_mut_ptr())
+        });
+        // SAFETY: As above.
+        unsafe { bindings::rdma_put_gid_attr(attr) };
+        result.map(|()| mac)
     }
 }
 

@@ -575,6 +575,7 @@ pub struct Endpoint {
     psn: u32,
     lid: u32,
     gid: Gid,
+    mac: [u8; 6],
 }
 
 /// A reliable connected queue pair, with all its completions in one leased queue.
@@ -728,11 +729,16 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     ///
     /// Those of [`Port::gid`] and [`Port::state`].
     pub fn endpoint(&self, gid_index: u8, may_sleep: MaySleep<'_>) -> Result<Endpoint> {
+        let port = self.0.port;
         Ok(Endpoint {
             qp_num: self.num(),
             psn: self.psn(),
-            lid: self.0.port.query(may_sleep)?.lid,
-            gid: self.0.port.gid(gid_index)?,
+            lid: port.query(may_sleep)?.lid,
+            gid: port.gid(gid_index)?,
+            mac: match port.protocol() {
+                Protocol::RoCE => port.mac(gid_index)?,
+                _ => [0; 6],
+            },
         })
     }
 
@@ -749,6 +755,8 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
 
     /// Connects to `peer` from the port's address at `gid_index`. The other side has to do the same.
     /// Sleeps.
+    ///
+    /// Both sides have to be in one subnet, or on one Ethernet segment: nobody resolves routes here.
     ///
     /// Sends can be posted from then on. A message for which the other side has posted no receive is
     /// sent again until it has. C function: `ib_modify_qp()`.
@@ -786,6 +794,9 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 ah.grh.dgid = peer.gid.into_raw();
                 ah.grh.sgid_index = gid_index;
                 ah.grh.hop_limit = HOP_LIMIT;
+                let roce = (&raw mut ah.__bindgen_anon_1).cast::<bindings::roce_ah_attr>();
+                // SAFETY: The member of the union that goes with the protocol.
+                unsafe { (*roce).dmac = peer.mac };
             }
             // SAFETY: The kind of address was set above.
             _ => unsafe { bindings::rdma_ah_set_dlid(ah, peer.lid) },
