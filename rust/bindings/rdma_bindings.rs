@@ -4,6 +4,7 @@
 //!
 //! Only what `bindgen` made; for use by the crate `rdma` and nobody else.
 
+// Of generated code nothing can be asked, as in the kernel's own `bindings`.
 #![allow(
     clippy::all,
     missing_docs,
@@ -16,6 +17,10 @@
 )]
 
 #[allow(dead_code)]
+#[allow(clippy::as_underscore)]
+#[allow(clippy::cast_lossless)]
+#[allow(clippy::ptr_as_ptr)]
+#[allow(clippy::ref_as_ptr)]
 #[allow(clippy::undocumented_unsafe_blocks)]
 #[cfg_attr(not(CONFIG_RUSTC_HAS_UNNECESSARY_TRANSMUTES), allow(unknown_lints))]
 #[allow(unnecessary_transmutes)]

@@ -35,8 +35,7 @@ pub(crate) enum Context {
 }
 
 impl Context {
-    pub(crate) const ALL: [Context; 3] =
-        [Context::Softirq, Context::Workqueue, Context::Unbound];
+    pub(crate) const ALL: [Context; 3] = [Context::Softirq, Context::Workqueue, Context::Unbound];
 }
 
 const QPS: RangeInclusive<i64> = 1..=1024;
@@ -77,9 +76,9 @@ impl Config {
             },
             contexts: number("contexts", raw.contexts, CONTEXTS)?,
         };
-        let requests = u64::from(config.qps)
-            * (u64::from(config.send_depth()) + u64::from(config.recv_depth()));
-        let max = MAX_MEMORY / requests;
+        let requests_of_pair = u64::from(config.send_depth()) + u64::from(config.recv_depth());
+        let requests = u64::from(config.qps).saturating_mul(requests_of_pair);
+        let max = MAX_MEMORY.checked_div(requests).unwrap_or(MAX_MEMORY);
         if u64::try_from(config.size)? > max {
             pr_err!(
                 "size={} is out of range {}..={} with qps={} depth={}: the buffers may take {} MiB\n",
@@ -103,7 +102,7 @@ impl Config {
     /// How many receives of a pair are posted at most: more than sends, so that one is there for the
     /// next send while the last one's is on its way back to the queue.
     pub(crate) fn recv_depth(&self) -> u32 {
-        (2 * self.depth).min(self.ops)
+        self.depth.saturating_mul(2).min(self.ops)
     }
 
     pub(crate) fn has(&self, context: Context) -> bool {
@@ -117,6 +116,12 @@ fn number<T: TryFrom<i64>>(name: &str, value: i64, range: RangeInclusive<i64>) -
             return Ok(value);
         }
     }
-    pr_err!("{}={} is out of range {}..={}\n", name, value, range.start(), range.end());
+    pr_err!(
+        "{}={} is out of range {}..={}\n",
+        name,
+        value,
+        range.start(),
+        range.end()
+    );
     Err(EINVAL)
 }

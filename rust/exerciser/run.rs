@@ -192,9 +192,7 @@ impl<'bound> Run<'bound> {
             let result = match context {
                 Context::Softirq => self.run_context::<Softirq>(port, gid_index, may_wait),
                 Context::Workqueue => self.run_context::<Workqueue>(port, gid_index, may_wait),
-                Context::Unbound => {
-                    self.run_context::<UnboundWorkqueue>(port, gid_index, may_wait)
-                }
+                Context::Unbound => self.run_context::<UnboundWorkqueue>(port, gid_index, may_wait),
             };
             contexts += 1;
             status = status.and(result);
@@ -242,7 +240,15 @@ impl<'bound> Run<'bound> {
             if self.stopped() {
                 return Ok(());
             }
-            self.make_pair(parts, &pd, &traffic, pair, port, gid_index, may_wait.may_sleep())?;
+            self.make_pair(
+                parts,
+                &pd,
+                &traffic,
+                pair,
+                port,
+                gid_index,
+                may_wait.may_sleep(),
+            )?;
         }
 
         let receives = self.requests(self.config.recv_depth(), parts.qps.len(), may_wait)?;
@@ -406,11 +412,13 @@ impl<'bound> Run<'bound> {
     }
 }
 
+/// A sender and a receiver.
+type Pair<'bound, C> = (QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>);
+
 /// What a run in one context is made of.
 struct Parts<'bound, C: Promise> {
     traffic: Option<Arc<Traffic>>,
-    /// The sender and the receiver of each pair.
-    qps: KVec<(QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>)>,
+    qps: KVec<Pair<'bound, C>>,
     stats: KVec<Arc<Stats>>,
     leases: u32,
     /// The numbers of the distinct queues that the leases came from.
@@ -479,6 +487,7 @@ fn usable_gid(port: &Port<'_>) -> Option<u8> {
 
 /// How many a second, if it was `count` in `nanos`.
 fn per_second(count: u64, nanos: u64) -> u64 {
-    // In microseconds: a count of 2^44 fits, and a run takes longer than the rounding matters.
-    count.saturating_mul(1_000_000) / (nanos / 1_000).max(1)
+    // In microseconds: a count of 2^44 fits, and no run is so short that the rounding matters.
+    let micros = (nanos / 1_000).max(1);
+    count.saturating_mul(1_000_000) / micros
 }

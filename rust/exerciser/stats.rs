@@ -98,7 +98,7 @@ impl Histogram {
     /// as the buckets tell. Zero if there were none.
     pub(crate) fn percentile(&self, percent: u64) -> u64 {
         let total: u64 = self.buckets.iter().map(Counter::get).sum();
-        let rank = (total * percent).div_ceil(100);
+        let rank = total.saturating_mul(percent).div_ceil(100);
         let mut seen = 0;
         for (index, bucket) in self.buckets.iter().enumerate() {
             seen += bucket.get();
@@ -113,12 +113,13 @@ impl Histogram {
 fn bucket_of(value: u64) -> usize {
     let shift = (u64::BITS - value.leading_zeros()).saturating_sub(PART_BITS + 1);
     // The shifted value is below 2 * PARTS, so nothing is lost.
-    shift as usize * PARTS + (value >> shift) as usize
+    (shift as usize) * PARTS + (value >> shift) as usize
 }
 
 /// The largest value that falls into a bucket.
 fn last_of(index: usize) -> u64 {
     let shift = (index / PARTS).saturating_sub(1);
-    let part = index - shift * PARTS;
-    ((part as u64 + 1) << shift).wrapping_sub(1)
+    let next_part = (index - shift * PARTS + 1) as u64;
+    // The last bucket ends where the numbers do.
+    next_part.wrapping_shl(shift as u32).wrapping_sub(1)
 }

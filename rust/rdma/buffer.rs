@@ -51,18 +51,18 @@ impl<'bound> DmaBuffer<'bound> {
     pub fn new(dev: &'bound Device<'bound>, len: usize, may_sleep: MaySleep<'_>) -> Result<Self> {
         may_sleep.check("DmaBuffer::new")?;
         if len == 0 || i32::try_from(len).is_err() {
-            pr_err!("{}: buffer of {} bytes is out of range 1..={}\n", dev.name(), len, i32::MAX);
+            pr_err!(
+                "{}: buffer of {} bytes is out of range 1..={}\n",
+                dev.name(),
+                len,
+                i32::MAX
+            );
             return Err(EINVAL);
         }
         let mut memory = KVec::from_elem(0u8, len, GFP_KERNEL | __GFP_NOWARN)?;
         // SAFETY: The memory comes from `kmalloc()`, has `len` bytes and stays where it is.
         let addr = unsafe {
-            bindings::ib_dma_map_single(
-                dev.as_raw(),
-                memory.as_mut_ptr().cast(),
-                len,
-                DIRECTION,
-            )
+            bindings::ib_dma_map_single(dev.as_raw(), memory.as_mut_ptr().cast(), len, DIRECTION)
         };
         // SAFETY: The device is valid, and the address comes from a mapping for it.
         to_result(unsafe { bindings::ib_dma_mapping_error(dev.as_raw(), addr) })?;

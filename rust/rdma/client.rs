@@ -161,10 +161,7 @@ impl<C: Client> Added<C> {
         // `drop` ends it before the device goes.
         let device: &'static Device<'static> =
             unsafe { &*core::ptr::from_ref::<Device<'static>>(&added.device) };
-        added.data = Some(KBox::pin_init(
-            C::add(device, MayWait::new()),
-            GFP_KERNEL,
-        )?);
+        added.data = Some(KBox::pin_init(C::add(device, MayWait::new()), GFP_KERNEL)?);
         Ok(added)
     }
 }
@@ -228,6 +225,9 @@ impl<C: Client> Registration<C> {
         })
     }
 
+    /// # Safety
+    ///
+    /// For the RDMA core only, as `ib_client.add` of this registration.
     unsafe extern "C" fn add_callback(raw: *mut bindings::ib_device) -> c_int {
         let Some(raw) = NonNull::new(raw) else {
             return EINVAL.to_errno();
@@ -253,6 +253,9 @@ impl<C: Client> Registration<C> {
         })
     }
 
+    /// # Safety
+    ///
+    /// For the RDMA core only, as `ib_client.remove` of this registration.
     unsafe extern "C" fn remove_callback(_: *mut bindings::ib_device, data: *mut c_void) {
         if data.is_null() {
             return;

@@ -137,7 +137,7 @@ impl<'bound> Device<'bound> {
     /// How many ports the device has. They are numbered from 1.
     pub fn num_ports(&self) -> u32 {
         // SAFETY: By the type invariant `raw` is valid.
-        unsafe { (*self.as_raw()).phys_port_cnt.into() }
+        unsafe { (*self.as_raw()).phys_port_cnt }
     }
 
     /// A port of the device.
@@ -290,12 +290,9 @@ impl Port<'_> {
     /// C function: `rdma_read_gid_l2_fields()`.
     pub(crate) fn mac(&self, index: u8) -> Result<[u8; 6]> {
         // SAFETY: The device and the number are valid by the type invariants.
-        let attr = from_err_ptr(
-            unsafe {
-                bindings::rdma_get_gid_attr(self.device.as_raw(), self.number, index.into())
-            }
-            .cast_mut(),
-        )?;
+        let attr =
+            unsafe { bindings::rdma_get_gid_attr(self.device.as_raw(), self.number, index.into()) };
+        let attr = from_err_ptr(attr.cast_mut())?;
         let mut mac = [0; 6];
         // SAFETY: `attr` was just got, and is given back.
         let result = to_result(unsafe {
@@ -321,7 +318,8 @@ impl Gid {
 
     /// Whether the address is an IPv4 address mapped into IPv6.
     pub fn is_ipv4_mapped(&self) -> bool {
-        self.0.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
+        self.0
+            .starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
     }
 
     pub(crate) fn into_raw(self) -> bindings::ib_gid {

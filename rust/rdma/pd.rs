@@ -63,7 +63,10 @@ unsafe impl Resource for Pd {
             bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut())
         });
         if let Err(e) = result {
-            pr_err!("ib_dealloc_pd failed: {:?}: the protection domain is leaked\n", e);
+            pr_err!(
+                "ib_dealloc_pd failed: {:?}: the protection domain is leaked\n",
+                e
+            );
         }
         Fate::Free
     }

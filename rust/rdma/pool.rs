@@ -96,7 +96,12 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         may_sleep.check("PooledCq::lease")?;
         let max = dev.max_cqe().min(i32::MAX.unsigned_abs());
         if !(1..=max).contains(&nr_cqe) {
-            pr_err!("{}: nr_cqe={} is out of range 1..={}\n", dev.name(), nr_cqe, max);
+            pr_err!(
+                "{}: nr_cqe={} is out of range 1..={}\n",
+                dev.name(),
+                nr_cqe,
+                max
+            );
             return Err(EINVAL);
         }
         if dev.num_comp_vectors() == 0 {
@@ -104,7 +109,9 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
             return Err(EOPNOTSUPP);
         }
         // The kernel takes any negative number for "none".
-        let hint = vector.map_or(-1, |v| i32::try_from(v % dev.num_comp_vectors()).unwrap_or(0));
+        let hint = vector
+            .and_then(|vector| vector.checked_rem(dev.num_comp_vectors()))
+            .map_or(Ok(-1), c_int::try_from)?;
 
         // If a CPU went offline meanwhile, the kernel could look for a vector for which it allocates
         // no queue any more, and go on allocating.
@@ -112,12 +119,10 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         // SAFETY: We may sleep, and the lock is released below.
         unsafe { kernel::bindings::cpus_read_lock() };
         // SAFETY: The device is valid, we may sleep, and the arguments were checked above.
-        let cq = from_err_ptr(unsafe {
-            bindings::ib_cq_pool_get(dev.as_raw(), nr_cqe, hint, C::RAW)
-        });
+        let cq = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), nr_cqe, hint, C::RAW) };
         // SAFETY: Taken above.
         unsafe { kernel::bindings::cpus_read_unlock() };
-        let cq = NonNull::new(cq?).ok_or(ENOMEM)?;
+        let cq = NonNull::new(from_err_ptr(cq)?).ok_or(ENOMEM)?;
 
         let lease = KBox::new(
             Lease {

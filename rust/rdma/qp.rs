@@ -19,6 +19,7 @@ use kernel::{
     },
     prelude::*,
     sync::atomic::{
+        Acquire,
         Atomic,
         Full,
         Relaxed,
@@ -98,17 +99,18 @@ enum Side {
     Recv,
 }
 
-/// In-flight counts of both sides and whether teardown began, in one word.
+/// What keeps a queue pair from being taken down, in one word.
 ///
-/// Bits 0 to 23 count sends and bits 24 to 47 receives. Each includes those who are about to find
+/// Bits 0 to 19 count sends in flight, bits 20 to 39 receives, and bits 40 to 59 handlers whose
+/// request's place was taken by another. The counts of requests include those who are about to find
 /// out that they may not post; there are far fewer CPUs than would make a count run over.
 mod state {
     use super::Side;
 
-    const BITS: u32 = 24;
+    const BITS: u32 = 20;
     pub(super) const MAX_DEPTH: u32 = (1 << (BITS - 1)) - 1;
+    pub(super) const HANDLER: u64 = 1 << (2 * BITS);
     pub(super) const CLOSING: u64 = 1 << 63;
-    const COUNTS: u64 = (1 << (2 * BITS)) - 1;
 
     pub(super) const fn unit(side: Side) -> u64 {
         match side {
@@ -122,7 +124,7 @@ mod state {
     }
 
     pub(super) const fn is_idle(state: u64) -> bool {
-        state & COUNTS == 0
+        state & !CLOSING == 0
     }
 
     pub(super) const fn is_closing(state: u64) -> bool {
@@ -138,8 +140,8 @@ const FLUSH_ATTEMPTS: u32 = 6;
 /// # Invariants
 ///
 /// - `raw` is valid until `destroy` succeeds.
-/// - `state` counts the requests that are in flight: those that were posted and whose handler has
-///   not returned, but for credits that were passed on.
+/// - `state` counts the requests in flight and the handlers that run: one whose request's place is
+///   free by that request, any other by itself. While it counts any, `self` stays.
 /// - At most `send_depth` sends and `recv_depth` receives are in flight, and both together are no
 ///   more than the entries leased in `stands_on`.
 #[pin_data]
@@ -196,12 +198,9 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
         let state = self.state.fetch_add(state::CLOSING, Full);
         if state::is_idle(state) {
             self.drained.open();
+            return;
         }
-        let mut attr = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-            ..Default::default()
-        };
-        if let Err(e) = self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE) {
+        if let Err(e) = self.flush() {
             pr_err!(
                 "{}: qp={}: can't be moved to the error state: {:?}\n",
                 self.device.name(),
@@ -253,14 +252,19 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    fn modify(
-        &self,
-        attr: &mut bindings::ib_qp_attr,
-        mask: bindings::ib_qp_attr_mask,
-    ) -> Result {
+    fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
         let mask = c_int::try_from(mask)?;
         // SAFETY: By the type invariant; the caller may sleep.
         to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), attr, mask) })
+    }
+
+    /// Has the device give back all that is in flight.
+    fn flush(&self) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+            ..Default::default()
+        };
+        self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 
     /// Waits until nothing is in flight, unless the device never gives it back.
@@ -290,24 +294,13 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         }
     }
 
-    /// Counts one more request in flight, if one more is allowed.
+    /// Counts one less of `unit`. `self` may be gone when this returns, unless the caller has a handle
+    /// or is counted otherwise.
     #[inline]
-    fn get_credit(&self, side: Side) -> Result {
-        let before = self.state.fetch_add(state::unit(side), Relaxed);
-        if state::count(before, side) < u64::from(self.limit(side).load(Relaxed)) {
-            return Ok(());
-        }
-        self.put_credit(side);
-        Err(self.refusal(side))
-    }
-
-    /// Counts one less in flight. `self` may be gone when this returns, unless the caller has another
-    /// credit or a handle.
-    #[inline]
-    fn put_credit(&self, side: Side) {
+    fn count_out(&self, unit: u64) {
         // Release: teardown sees all that the handler did.
-        let before = self.state.fetch_sub(state::unit(side), Release);
-        if state::is_closing(before) && state::is_idle(before - state::unit(side)) {
+        let before = self.state.fetch_sub(unit, Release);
+        if state::is_closing(before) && state::is_idle(before.wrapping_sub(unit)) {
             // Teardown waits for this, so `self` is still there.
             self.drained.open();
         }
@@ -329,14 +322,62 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     #[cold]
     fn fail(&self) {
         self.failed.store(true, Relaxed);
-        self.send_limit.store(0, Relaxed);
-        self.recv_limit.store(0, Relaxed);
+        // Release: pairs with `open_sends`.
+        self.send_limit.store(0, Release);
+        self.recv_limit.store(0, Release);
     }
 
-    /// Posts a request for which a credit was counted. The caller keeps the credit on error, unless
-    /// the request is missing from it.
+    /// Allows sends, unless a request has failed meanwhile.
+    fn open_sends(&self) {
+        // Full: either this sees that a request failed, or `fail` closes what this opened.
+        self.send_limit.xchg(self.send_depth, Full);
+        if self.failed.load(Acquire) {
+            self.send_limit.store(0, Relaxed);
+        }
+    }
+
+    /// Posts a request, if there is room for one more.
     #[inline]
     fn post(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        let before = self.state.fetch_add(state::unit(side), Relaxed);
+        let limit = self.limit(side).load(Relaxed);
+        let result = if state::count(before, side) < u64::from(limit) {
+            self.hand_over(side, request)
+        } else {
+            Err(PostError::new(self.refusal(side), request))
+        };
+        if is_returned(&result) {
+            self.count_out(state::unit(side));
+        }
+        result
+    }
+
+    /// Posts a request in the place of the one that the calling handler was called for.
+    #[inline]
+    fn post_in_place(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> Result<(), PostError<'bound, H::Tag>> {
+        if self.limit(side).load(Relaxed) == 0 {
+            return Err(PostError::new(self.refusal(side), request));
+        }
+        // The place counts for the new request now, and that may be complete before we return.
+        self.state.fetch_add(state::HANDLER, Relaxed);
+        let result = self.hand_over(side, request);
+        if is_returned(&result) {
+            self.count_out(state::HANDLER);
+        }
+        result
+    }
+
+    /// Gives a request that is counted to the device.
+    #[inline]
+    fn hand_over(
         &self,
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
@@ -405,7 +446,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     }
 
     /// What to make of a driver's error. With `bad_wr` set, the request is ours again. With an error
-    /// and no `bad_wr` nobody knows whether the device has it, so it stays in flight.
+    /// and no `bad_wr` nobody knows whether the device has it, so it stays counted.
     #[cold]
     fn not_posted(
         &self,
@@ -425,13 +466,19 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         PostError::new(error, request)
     }
 
+    /// # Safety
+    ///
+    /// For the RDMA core only, as `ib_cqe.done` of what [`Self::post`] posted as a send.
     unsafe extern "C" fn send_done(_: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-        // SAFETY: By the RDMA core's call of `done`, which `post` asked for.
+        // SAFETY: By the function's requirements.
         unsafe { Self::done(Side::Send, wc) };
     }
 
+    /// # Safety
+    ///
+    /// As above, of what was posted as a receive.
     unsafe extern "C" fn recv_done(_: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-        // SAFETY: As above.
+        // SAFETY: By the function's requirements.
         unsafe { Self::done(Side::Recv, wc) };
     }
 
@@ -459,36 +506,45 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let poster = Poster {
             qp: this,
             side,
-            credit: Cell::new(true),
-            _handler: PhantomData,
+            place: Cell::new(true),
+            _bound: PhantomData,
         };
         let context = H::Context::token(Trampoline::new());
         match side {
             Side::Send => this.handler.sent(&poster, request, &completion, context),
-            Side::Recv => this.handler.received(&poster, request, &completion, context),
+            Side::Recv => this
+                .handler
+                .received(&poster, request, &completion, context),
         }
-        if poster.credit.get() {
-            this.put_credit(side);
-        }
+        this.count_out(if poster.place.get() {
+            state::unit(side)
+        } else {
+            state::HANDLER
+        });
     }
+}
+
+/// Whether the owner has the request again.
+fn is_returned<T>(result: &Result<(), PostError<'_, T>>) -> bool {
+    matches!(result, Err(e) if e.request.is_some())
 }
 
 const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
 
 /// A queue pair, as its handlers see it: they may post to it.
 ///
-/// The request that was just completed left room for one of its kind. Posting one in its place takes
-/// neither an allocation nor an atomic operation.
+/// The request that was just completed left a place for one of its kind, which nobody else can take.
 pub struct Poster<'a, 'bound, H: Handler<'bound>> {
     qp: &'a Qp<'bound, H>,
     side: Side,
     /// Whether the place of the completed request is still free.
-    credit: Cell<bool>,
-    _handler: PhantomData<&'bound ()>,
+    place: Cell<bool>,
+    _bound: PhantomData<&'bound ()>,
 }
 
 impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
-    /// As [`QueuePair::post_send`].
+    /// As [`QueuePair::post_send`]. In the handler of a send, the first can't be refused for want of
+    /// room.
     #[inline]
     pub fn post_send(
         &self,
@@ -497,7 +553,8 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
         self.post(Side::Send, request)
     }
 
-    /// As [`QueuePair::post_recv`].
+    /// As [`QueuePair::post_recv`]. In the handler of a receive, the first can't be refused for want
+    /// of room.
     #[inline]
     pub fn post_recv(
         &self,
@@ -512,42 +569,11 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        if side != self.side || !self.credit.get() {
-            return self.qp.post_counted(side, request);
+        if side != self.side || !self.place.get() {
+            return self.qp.post(side, request);
         }
-        if self.qp.limit(side).load(Relaxed) == 0 {
-            return Err(PostError::new(self.qp.refusal(side), request));
-        }
-        // The place is the request's now, which may be complete before the call returns.
-        self.credit.set(false);
-        let result = self.qp.post(side, request);
-        if let Err(PostError {
-            request: Some(_), ..
-        }) = &result
-        {
-            self.credit.set(true);
-        }
-        result
-    }
-}
-
-impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
-    #[inline]
-    fn post_counted(
-        &self,
-        side: Side,
-        request: WorkRequest<'bound, H::Tag>,
-    ) -> Result<(), PostError<'bound, H::Tag>> {
-        if let Err(error) = self.get_credit(side) {
-            return Err(PostError::new(error, request));
-        }
-        let result = self.post(side, request);
-        if let Err(PostError {
-            request: Some(_), ..
-        }) = &result
-        {
-            self.put_credit(side);
-        }
+        let result = self.qp.post_in_place(side, request);
+        self.place.set(is_returned(&result));
         result
     }
 }
@@ -696,11 +722,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         // SAFETY: All is of one device, as the caller checked, and valid; the owner's name outlives
         // the window.
         let raw = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(
-                pd.as_raw(),
-                &mut attr,
-                pd.device().owner().as_char_ptr(),
-            )
+            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, pd.device().owner().as_char_ptr())
         })?;
         NonNull::new(raw).ok_or(ENOMEM)
     }
@@ -771,7 +793,11 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         let port = self.0.port;
         let dev = port.device();
         if port.protocol() == Protocol::IWarp {
-            pr_err!("{}: port {} is iWARP: not supported\n", dev.name(), port.number());
+            pr_err!(
+                "{}: port {} is iWARP: not supported\n",
+                dev.name(),
+                port.number()
+            );
             return Err(EOPNOTSUPP);
         }
 
@@ -830,7 +856,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 | bindings::ib_qp_attr_mask_IB_QP_RETRY_CNT
                 | bindings::ib_qp_attr_mask_IB_QP_RNR_RETRY,
         )?;
-        self.0.send_limit.store(self.0.send_depth, Relaxed);
+        self.0.open_sends();
         Ok(())
     }
 
@@ -852,7 +878,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         &self,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        self.0.post_counted(Side::Send, request)
+        self.0.post(Side::Send, request)
     }
 
     /// Posts a receive into the request's bytes. May be called from any context.
@@ -867,7 +893,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         &self,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        self.0.post_counted(Side::Recv, request)
+        self.0.post(Side::Recv, request)
     }
 
     /// The handler.
@@ -882,12 +908,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     pub fn end(&self, may_sleep: MaySleep<'_>) -> Result {
         may_sleep.check("QueuePair::end")?;
         self.0.fail();
-        let mut attr = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-            ..Default::default()
-        };
-        self.0
-            .modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
+        self.0.flush()
     }
 
     /// Takes the queue pair down, and waits until all requests came back, their handlers have

@@ -125,7 +125,12 @@ impl<'bound, T> WorkRequest<'bound, T> {
         }
         let device = self.inner.buffer.device();
         let max = self.inner.buffer.len();
-        pr_err!("{}: len={} is out of range 0..={}\n", device.name(), len, max);
+        pr_err!(
+            "{}: len={} is out of range 0..={}\n",
+            device.name(),
+            len,
+            max
+        );
         Err(EINVAL)
     }
 
