@@ -94,6 +94,11 @@ impl Config {
         Ok(config)
     }
 
+    /// How many sends all pairs do together.
+    pub(crate) fn total_ops(&self) -> u64 {
+        u64::from(self.ops).saturating_mul(self.qps.into())
+    }
+
     /// How many sends of a pair are in flight at most.
     pub(crate) fn send_depth(&self) -> u32 {
         self.depth.min(self.ops)

@@ -43,6 +43,7 @@ use rdma::{
         QueuePair, //
     },
     request::WorkRequest,
+    trace,
     work::Task, //
 };
 
@@ -212,9 +213,11 @@ impl<'bound> Run<'bound> {
         may_wait: MayWait<'_>,
     ) -> Status {
         let mut parts = Parts::<C>::new();
+        trace::run_start::<C>(self.dev, self.config.total_ops());
         let result = self.drive(&mut parts, port, gid_index, may_wait);
         // Whatever happened, all that was posted has to come back before it is counted.
         parts.close(may_wait);
+        trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
 
         if let Err(e) = result {
             pr_err!("{}: ctx={}: {:?}\n", self.dev.name(), C::NAME, e);
@@ -371,7 +374,7 @@ impl<'bound> Run<'bound> {
         let flushed = parts.sum(|stats| &stats.flushed);
         let failed = parts.sum(|stats| &stats.failed);
         let wrong_ctx = parts.sum(|stats| &stats.wrong_ctx);
-        let wanted = u64::from(self.config.ops) * u64::from(self.config.qps);
+        let wanted = self.config.total_ops();
 
         let sound = ran && lost == 0 && corrupt == 0 && wrong_ctx == 0;
         let complete = sent == wanted && received == wanted && flushed == 0 && failed == 0;

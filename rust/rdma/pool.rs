@@ -28,7 +28,8 @@ use crate::{
         Owned,
         Register,
         Resource, //
-    }, //
+    },
+    trace, //
 };
 
 /// A number of entries, claimed in a completion queue that is shared through the device's pool.
@@ -66,7 +67,10 @@ unsafe impl Resource for Lease {
 
     unsafe fn destroy(&self) -> Fate {
         // SAFETY: By the type invariant. The caller may sleep, so interrupts are enabled.
-        unsafe { bindings::ib_cq_pool_put(self.cq.as_ptr(), self.nr_cqe) };
+        unsafe {
+            trace::put(self.cq.as_ptr(), self.nr_cqe);
+            bindings::ib_cq_pool_put(self.cq.as_ptr(), self.nr_cqe);
+        }
         Fate::Free
     }
 }
@@ -136,6 +140,8 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
             // SAFETY: The entries were just claimed.
             unsafe { bindings::ib_cq_pool_put(cq.as_ptr(), nr_cqe) };
         })?;
+        // SAFETY: The queue is valid.
+        unsafe { trace::lease(cq.as_ptr(), nr_cqe) };
         // INVARIANT: The entries were claimed above. The window, and so the lease, ends before the
         // device's last client is removed.
         Ok(Self {

@@ -59,7 +59,8 @@ use crate::{
         Owned,
         Register,
         Resource, //
-    }, //
+    },
+    trace, //
 };
 
 /// What becomes of the requests of a queue pair that are complete.
@@ -393,6 +394,9 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         };
         let num_sge = c_int::from(!request.is_empty());
 
+        // SAFETY: The queue pair is valid.
+        unsafe { trace::post(self.raw.as_ptr(), side == Side::Recv, request.len()) };
+
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
         let wr_cqe = unsafe {
@@ -497,6 +501,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             let request = WorkRequest::from_raw(NonNull::new_unchecked(inner));
             (wc, request, &*this)
         };
+        // SAFETY: The queue pair is valid: it is counted that its request isn't handled yet.
+        unsafe { trace::complete(this.raw.as_ptr(), side == Side::Recv, wc.status) };
         request.buffer().sync_for_cpu();
         let completion = Completion::new(wc);
         if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {

@@ -38,6 +38,7 @@ pub mod pool;
 pub mod qp;
 pub mod request;
 mod teardown;
+pub mod trace;
 pub mod work;
 
 /// Begins each line that this crate logs; the name of the device follows.
