@@ -56,7 +56,7 @@ use crate::{
 ///         _: MayWait<'bound>,
 ///     ) -> impl PinInit<(), Error> + 'bound {
 ///         pr_info!("{}: {} completion vectors\n", dev.name(), dev.num_comp_vectors());
-///         pin_init::init_zeroed()
+///         Ok(())
 ///     }
 /// }
 /// ```

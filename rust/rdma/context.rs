@@ -31,7 +31,7 @@ pub trait PollContext: private::Sealed + Copy + Send + Sync + 'static {
 ///
 /// A queue that is polled by its owner can't be shared:
 ///
-/// ```compile_fail,E0277
+/// ```compile_fail,E0599
 /// use rdma::{context::Direct, device::Device, context::MaySleep, pool::PooledCq};
 /// fn lease<'bound>(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) {
 ///     let _ = PooledCq::<Direct>::lease(dev, 16, None, may_sleep);

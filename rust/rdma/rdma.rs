@@ -26,6 +26,9 @@
 //! Every request that was posted comes back exactly once, whatever happens to the connection, the
 //! queue pair or the device.
 
+// What Kbuild passes by `-Zcrate-attr`, which rustdoc doesn't heed.
+#![cfg_attr(doc, no_std, feature(asm_goto))]
+
 pub mod buffer;
 pub mod client;
 pub mod completion;
