@@ -66,7 +66,7 @@ use crate::{
 /// What becomes of the requests of a queue pair that are complete.
 ///
 /// Completions of one queue pair may be handled on several CPUs at once, and before
-/// [`QueuePair::new`] has returned to its caller.
+/// [`QueuePair::new`] has returned to its caller. A handler that isn't implemented drops the request.
 pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
     /// The context in which the handlers run: that of the completion queue.
     type Context: PollContext;
@@ -81,7 +81,9 @@ pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
         request: WorkRequest<'bound, Self::Tag>,
         completion: &Completion<'_>,
         context: Self::Context,
-    );
+    ) {
+        let _ = (qp, request, completion, context);
+    }
 
     /// A receive is complete: a message has arrived, or `completion` says why not.
     fn received(
@@ -90,7 +92,9 @@ pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
         request: WorkRequest<'bound, Self::Tag>,
         completion: &Completion<'_>,
         context: Self::Context,
-    );
+    ) {
+        let _ = (qp, request, completion, context);
+    }
 }
 
 /// The two queues of a queue pair.

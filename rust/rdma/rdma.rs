@@ -44,5 +44,10 @@ mod teardown;
 pub mod trace;
 pub mod work;
 
+/// The example of README.md, to be compiled with all others.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 /// Begins each line that this crate logs; the name of the device follows.
 const __LOG_PREFIX: &[u8] = b"rdma\0";
