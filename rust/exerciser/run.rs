@@ -216,7 +216,7 @@ impl<'bound> Run<'bound> {
         trace::run_start::<C>(self.dev, self.config.total_ops());
         let result = self.drive(&mut parts, port, gid_index, may_wait);
         // Whatever happened, all that was posted has to come back before it is counted.
-        parts.close(may_wait);
+        parts.close(self.dev, may_wait);
         trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
 
         if let Err(e) = result {
@@ -234,7 +234,7 @@ impl<'bound> Run<'bound> {
         gid_index: u8,
         may_wait: MayWait<'_>,
     ) -> Result {
-        let traffic = Arc::pin_init(Traffic::new(self.config), GFP_KERNEL)?;
+        let traffic = Arc::pin_init(Traffic::new(self.dev.name(), self.config), GFP_KERNEL)?;
         *self.traffic.lock() = Some(traffic.clone());
         parts.traffic = Some(traffic.clone());
 
@@ -456,18 +456,18 @@ impl<C: Promise> Parts<'_, C> {
     }
 
     /// Ends the traffic, and waits until all that was posted came back.
-    fn close(&mut self, may_wait: MayWait<'_>) {
+    fn close(&mut self, dev: &Device<'_>, may_wait: MayWait<'_>) {
         for (sender, receiver) in &self.qps {
             for qp in [sender, receiver] {
                 if let Err(e) = qp.end(may_wait.may_sleep()) {
-                    pr_err!("qp={}: can't be ended: {:?}\n", qp.num(), e);
+                    pr_err!("{}: qp={}: can't be ended: {:?}\n", dev.name(), qp.num(), e);
                 }
             }
         }
         for (sender, receiver) in core::mem::take(&mut self.qps) {
             for qp in [sender, receiver] {
                 if let Err(e) = qp.close(may_wait) {
-                    pr_err!("a queue pair can't be closed: {:?}\n", e);
+                    pr_err!("{}: a queue pair can't be closed: {:?}\n", dev.name(), e);
                 }
             }
         }

@@ -31,6 +31,7 @@ use rdma::{
         UnboundWorkqueue,
         Workqueue, //
     },
+    device::Name,
     latch::Latch,
     qp::{
         Handler,
@@ -74,6 +75,7 @@ impl Promise for UnboundWorkqueue {
 /// What all queue pairs of a run share.
 #[pin_data]
 pub(crate) struct Traffic {
+    name: Name,
     config: Config,
     /// Ends of pairs that haven't sent, or received, all.
     unfinished: Atomic<u32>,
@@ -85,8 +87,9 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(config: Config) -> impl PinInit<Self, Error> {
+    pub(crate) fn new(name: Name, config: Config) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
+            name,
             config,
             unfinished: Atomic::new(2 * config.qps),
             failures_logged: Atomic::new(false),
@@ -105,7 +108,13 @@ impl Traffic {
     fn failed(&self, pair: u32, what: &str, failure: &Failure) {
         // The first is the cause, and the rest would fill the log.
         if !self.failures_logged.xchg(true, kernel::sync::atomic::Full) {
-            pr_err!("pair={} {} failed: {}\n", pair, what, failure);
+            pr_err!(
+                "{}: pair={} {} failed: {}\n",
+                self.name,
+                pair,
+                what,
+                failure
+            );
         }
         self.over.open();
     }

@@ -6,6 +6,7 @@
  * `ib_post_recv()` and `ib_poll_cq()` are one indirect call each, which Rust makes itself.
  */
 #include <linux/preempt.h>
+#include <linux/printk.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 #include <linux/workqueue.h>
@@ -32,6 +33,11 @@ bool rust_helper_rdma_in_softirq(void)
 bool rust_helper_rdma_in_wq_worker(void)
 {
 	return in_task() && (current->flags & PF_WQ_WORKER);
+}
+
+bool rust_helper_rdma_may_log(void)
+{
+	return printk_ratelimit();
 }
 
 bool rust_helper_rdma_queue_work(struct work_struct *work)

@@ -51,7 +51,7 @@ impl<'bound> DmaBuffer<'bound> {
     pub fn new(dev: &'bound Device<'bound>, len: usize, may_sleep: MaySleep<'_>) -> Result<Self> {
         may_sleep.check("DmaBuffer::new")?;
         if len == 0 || i32::try_from(len).is_err() {
-            pr_err!(
+            log_refusal!(
                 "{}: buffer of {} bytes is out of range 1..={}\n",
                 dev.name(),
                 len,

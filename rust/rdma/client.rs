@@ -29,7 +29,10 @@ use rdma_bindings as bindings;
 
 use crate::{
     context::MayWait,
-    device::Device, //
+    device::{
+        Device,
+        Name, //
+    }, //
 };
 
 /// Somebody who wants to be told of RDMA devices.
@@ -111,7 +114,7 @@ impl Slot {
 
     fn take<C: Client>(&self, client: *mut bindings::ib_client) -> Result {
         if self.taken.xchg(true, Full) {
-            pr_err!("client={}: already registered\n", C::NAME);
+            log_refusal!("client={}: already registered\n", C::NAME);
             return Err(EBUSY);
         }
         // SAFETY: `taken` makes us the only one to write, and nobody reads while `client` is null.
@@ -237,8 +240,8 @@ impl<C: Client> Registration<C> {
             // SAFETY: The RDMA core calls `add` with a device on which the client may work until
             // `remove` returns; if this fails, nothing is kept.
             let added = unsafe { Added::<C>::new(raw) }.inspect_err(|e| {
-                // SAFETY: The device is valid, and its name a string.
-                let name = unsafe { CStr::from_char_ptr((*raw.as_ptr()).name.as_ptr()) };
+                // SAFETY: The device is valid.
+                let name = unsafe { Name::of(raw.as_ptr()) };
                 pr_err!("{}: client={}: add failed: {:?}\n", name, C::NAME, e);
             })?;
             // SAFETY: The client is being added to the device.

@@ -128,7 +128,7 @@ impl MaySleep<'_> {
         if unsafe { bindings::rdma_may_sleep() } {
             return Ok(());
         }
-        pr_warn!("{what}: called in a context that may not sleep: refused\n");
+        log_refusal!("{what}: called in a context that may not sleep: refused\n");
         Err(EDEADLK)
     }
 }

@@ -102,14 +102,8 @@ impl<'bound> Device<'bound> {
     /// A device may be renamed by its administrator at any time; the name is then as it was before,
     /// as it is after, or a mixture.
     pub fn name(&self) -> Name {
-        let mut name = Name { bytes: [0; 64] };
         // SAFETY: By the type invariant `raw` is valid.
-        let source = unsafe { (&raw const (*self.as_raw()).name).cast::<u8>() };
-        for (i, byte) in name.bytes.iter_mut().enumerate().take(63) {
-            // SAFETY: The source has 64 bytes. It may be written meanwhile, byte for byte.
-            *byte = unsafe { source.add(i).read_volatile() };
-        }
-        name
+        unsafe { Name::of(self.as_raw()) }
     }
 
     /// The most entries that one completion queue of the device can have.
@@ -147,7 +141,7 @@ impl<'bound> Device<'bound> {
     /// `EINVAL` if `number` isn't within 1 and [`Self::num_ports`].
     pub fn port(&'bound self, number: u32) -> Result<Port<'bound>> {
         if !(1..=self.num_ports()).contains(&number) {
-            pr_err!(
+            log_refusal!(
                 "{}: port {} is out of range 1..={}\n",
                 self.name(),
                 number,
@@ -164,8 +158,26 @@ impl<'bound> Device<'bound> {
 }
 
 /// The name of a device.
+#[derive(Clone, Copy)]
 pub struct Name {
     bytes: [u8; 64],
+}
+
+impl Name {
+    /// # Safety
+    ///
+    /// `device` is valid.
+    pub(crate) unsafe fn of(device: *const bindings::ib_device) -> Self {
+        let mut bytes = [0; 64];
+        // SAFETY: By the function's requirements.
+        let source = unsafe { (&raw const (*device).name).cast::<u8>() };
+        // The last byte stays zero.
+        for (i, byte) in bytes.iter_mut().enumerate().take(63) {
+            // SAFETY: The source has 64 bytes. It may be written meanwhile, byte for byte.
+            *byte = unsafe { source.add(i).read_volatile() };
+        }
+        Self { bytes }
+    }
 }
 
 impl fmt::Display for Name {

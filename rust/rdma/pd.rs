@@ -17,7 +17,10 @@ use rdma_bindings as bindings;
 
 use crate::{
     context::MaySleep,
-    device::Device,
+    device::{
+        Device,
+        Name, //
+    },
     teardown::{
         Fate,
         Kind,
@@ -63,8 +66,11 @@ unsafe impl Resource for Pd {
             bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut())
         });
         if let Err(e) = result {
+            // SAFETY: By the type invariant, and since it was not deallocated.
+            let name = unsafe { Name::of((*self.raw.as_ptr()).device) };
             pr_err!(
-                "ib_dealloc_pd failed: {:?}: the protection domain is leaked\n",
+                "{}: ib_dealloc_pd: {:?}: the protection domain is leaked\n",
+                name,
                 e
             );
         }

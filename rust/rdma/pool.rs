@@ -100,7 +100,7 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         may_sleep.check("PooledCq::lease")?;
         let max = dev.max_cqe().min(i32::MAX.unsigned_abs());
         if !(1..=max).contains(&nr_cqe) {
-            pr_err!(
+            log_refusal!(
                 "{}: nr_cqe={} is out of range 1..={}\n",
                 dev.name(),
                 nr_cqe,
@@ -109,7 +109,7 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
             return Err(EINVAL);
         }
         if dev.num_comp_vectors() == 0 {
-            pr_err!("{}: no completion vectors: no pooled queues\n", dev.name());
+            log_refusal!("{}: no completion vectors: no pooled queues\n", dev.name());
             return Err(EOPNOTSUPP);
         }
         // The kernel takes any negative number for "none".

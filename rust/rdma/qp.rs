@@ -647,7 +647,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         may_sleep.check("QueuePair::new")?;
         let dev = pd.device();
         if !core::ptr::eq(dev, cq.device()) || !core::ptr::eq(dev, port.device()) {
-            pr_err!(
+            log_refusal!(
                 "{}: queue pair of several devices: the queue is of {}, the port of {}\n",
                 dev.name(),
                 cq.device().name(),
@@ -657,7 +657,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         }
         let max = dev.max_qp_wr().min(state::MAX_DEPTH);
         if depths.send > max || depths.recv > max {
-            pr_err!(
+            log_refusal!(
                 "{}: send depth {} or receive depth {} is out of range 0..={}\n",
                 dev.name(),
                 depths.send,
@@ -667,7 +667,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             return Err(EINVAL);
         }
         if !(1..=cq.nr_cqe()).contains(&depths.total()) {
-            pr_err!(
+            log_refusal!(
                 "{}: depths of {} + {} are out of range 1..={}, the entries leased\n",
                 dev.name(),
                 depths.send,
@@ -803,7 +803,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         let port = self.0.port;
         let dev = port.device();
         if port.protocol() == Protocol::IWarp {
-            pr_err!(
+            log_refusal!(
                 "{}: port {} is iWARP: not supported\n",
                 dev.name(),
                 port.number()

@@ -29,6 +29,16 @@
 // What Kbuild passes by `-Zcrate-attr`, which rustdoc doesn't heed.
 #![cfg_attr(doc, no_std, feature(asm_goto))]
 
+/// Logs why a call was refused, but not every time if that goes on and on.
+macro_rules! log_refusal {
+    ($($args:tt)*) => {
+        // SAFETY: May be called from any context.
+        if unsafe { rdma_bindings::rdma_may_log() } {
+            kernel::pr_err!($($args)*);
+        }
+    };
+}
+
 pub mod buffer;
 pub mod client;
 pub mod completion;

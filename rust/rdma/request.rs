@@ -125,7 +125,7 @@ impl<'bound, T> WorkRequest<'bound, T> {
         }
         let device = self.inner.buffer.device();
         let max = self.inner.buffer.len();
-        pr_err!(
+        log_refusal!(
             "{}: len={} is out of range 0..={}\n",
             device.name(),
             len,
