@@ -8,6 +8,7 @@
 
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
+#include <rdma/rdma_cm.h>
 #include <trace/rdma_cq.h>
 
 /* As define_trace.h has them for CREATE_RUST_TRACE_POINTS. */

@@ -4,6 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+use core::net::{
+    Ipv4Addr,
+    SocketAddrV4, //
+};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -23,6 +27,11 @@ use kernel::{
 };
 use rdma::{
     buffer::DmaBuffer,
+    cm::{
+        Connecting,
+        Connection,
+        Listener, //
+    },
     context::{
         MaySleep,
         MayWait,
@@ -116,9 +125,9 @@ impl<'bound> Task<'bound> for Run<'bound> {
             return;
         }
         match self.path(may_wait.may_sleep()) {
-            Ok(Some((port, gid_index))) => {
+            Ok(Some(path)) => {
                 self.done.store(true, Release);
-                self.run_all(port, gid_index, may_wait);
+                self.run_all(path, may_wait);
             }
             // An event tells when to look again.
             Ok(None) => (),
@@ -156,30 +165,25 @@ impl<'bound> Run<'bound> {
         self.stop.load(Acquire)
     }
 
-    /// A port through which traffic can flow now, and which of its addresses to use.
-    fn path(&self, may_sleep: MaySleep<'_>) -> Result<Option<(Port<'bound>, u8)>> {
-        let mut iwarp = 0;
+    /// A port through which traffic can flow now, and how to connect.
+    fn path(&self, may_sleep: MaySleep<'_>) -> Result<Option<Path<'bound>>> {
         for number in 1..=self.dev.num_ports() {
             let port = self.dev.port(number)?;
-            if port.protocol() == Protocol::IWarp {
-                iwarp += 1;
-            } else if port.state(may_sleep)? == PortState::Active {
-                if let Some(gid_index) = usable_gid(&port) {
-                    return Ok(Some((port, gid_index)));
-                }
+            if port.state(may_sleep)? != PortState::Active {
+                continue;
             }
-        }
-        if iwarp == self.dev.num_ports() {
-            pr_err!(
-                "{}: iWARP, whose connections take a connection manager: not supported\n",
-                self.dev.name()
-            );
-            return Err(EOPNOTSUPP);
+            let way = match port.protocol() {
+                Protocol::IWarp => port.ipv4().map(Way::Manager),
+                _ => usable_gid(&port).map(Way::Direct),
+            };
+            if let Some(way) = way {
+                return Ok(Some(Path { port, way }));
+            }
         }
         Ok(None)
     }
 
-    fn run_all(&self, port: Port<'bound>, gid_index: u8, may_wait: MayWait<'_>) {
+    fn run_all(&self, path: Path<'bound>, may_wait: MayWait<'_>) {
         let mut contexts = 0;
         let mut status = Status::Pass;
         for context in Context::ALL {
@@ -191,9 +195,9 @@ impl<'bound> Run<'bound> {
                 break;
             }
             let result = match context {
-                Context::Softirq => self.run_context::<Softirq>(port, gid_index, may_wait),
-                Context::Workqueue => self.run_context::<Workqueue>(port, gid_index, may_wait),
-                Context::Unbound => self.run_context::<UnboundWorkqueue>(port, gid_index, may_wait),
+                Context::Softirq => self.run_context::<Softirq>(path, may_wait),
+                Context::Workqueue => self.run_context::<Workqueue>(path, may_wait),
+                Context::Unbound => self.run_context::<UnboundWorkqueue>(path, may_wait),
             };
             contexts += 1;
             status = status.and(result);
@@ -206,15 +210,10 @@ impl<'bound> Run<'bound> {
         );
     }
 
-    fn run_context<C: Promise>(
-        &self,
-        port: Port<'bound>,
-        gid_index: u8,
-        may_wait: MayWait<'_>,
-    ) -> Status {
+    fn run_context<C: Promise>(&self, path: Path<'bound>, may_wait: MayWait<'_>) -> Status {
         let mut parts = Parts::<C>::new();
         trace::run_start::<C>(self.dev, self.config.total_ops());
-        let result = self.drive(&mut parts, port, gid_index, may_wait);
+        let result = self.drive(&mut parts, path, may_wait);
         // Whatever happened, all that was posted has to come back before it is counted.
         parts.close(self.dev, may_wait);
         trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
@@ -230,8 +229,7 @@ impl<'bound> Run<'bound> {
     fn drive<C: Promise>(
         &self,
         parts: &mut Parts<'bound, C>,
-        port: Port<'bound>,
-        gid_index: u8,
+        path: Path<'bound>,
         may_wait: MayWait<'_>,
     ) -> Result {
         let traffic = Arc::pin_init(Traffic::new(self.dev.name(), self.config), GFP_KERNEL)?;
@@ -239,19 +237,18 @@ impl<'bound> Run<'bound> {
         parts.traffic = Some(traffic.clone());
 
         let pd = ProtectionDomain::new(self.dev, may_wait.may_sleep())?;
+        let connector = Connector::new(path, may_wait.may_sleep())?;
         for pair in 0..self.config.qps {
             if self.stopped() {
                 return Ok(());
             }
-            self.make_pair(
-                parts,
-                &pd,
-                &traffic,
-                pair,
-                port,
-                gid_index,
-                may_wait.may_sleep(),
-            )?;
+            let (sender, receiver) =
+                self.make_pair(parts, &pd, &traffic, pair, path.port, may_wait.may_sleep())?;
+            parts.connections.reserve(2, GFP_KERNEL)?;
+            for connection in connector.connect(&sender, &receiver, may_wait)? {
+                parts.connections.push(connection, GFP_KERNEL)?;
+            }
+            parts.qps.push((sender, receiver), GFP_KERNEL)?;
         }
 
         let receives = self.requests(self.config.recv_depth(), parts.qps.len(), may_wait)?;
@@ -301,8 +298,7 @@ impl<'bound> Run<'bound> {
         Ok(())
     }
 
-    /// Makes two queue pairs, each on a lease of its own, and connects them to each other.
-    #[allow(clippy::too_many_arguments)] // All but one of them are the same for every pair.
+    /// Makes two queue pairs, each on a lease of its own.
     fn make_pair<C: Promise>(
         &self,
         parts: &mut Parts<'bound, C>,
@@ -310,9 +306,8 @@ impl<'bound> Run<'bound> {
         traffic: &Arc<Traffic>,
         pair: u32,
         port: Port<'bound>,
-        gid_index: u8,
         may_sleep: MaySleep<'_>,
-    ) -> Result {
+    ) -> Result<Pair<'bound, C>> {
         let depths = [
             Depths {
                 send: self.config.send_depth(),
@@ -335,12 +330,7 @@ impl<'bound> Run<'bound> {
         let [send, recv] = depths;
         let sender = make(End::sender(traffic.clone(), pair, stats()?), send)?;
         let receiver = make(End::receiver(traffic.clone(), pair, stats()?)?, recv)?;
-        let a = sender.endpoint(gid_index, may_sleep)?;
-        let b = receiver.endpoint(gid_index, may_sleep)?;
-        receiver.connect(&a, gid_index, may_sleep)?;
-        sender.connect(&b, gid_index, may_sleep)?;
-        parts.qps.push((sender, receiver), GFP_KERNEL)?;
-        Ok(())
+        Ok((sender, receiver))
     }
 
     /// Makes `depth` requests for each of `pairs` pairs.
@@ -422,6 +412,7 @@ type Pair<'bound, C> = (QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>);
 struct Parts<'bound, C: Promise> {
     traffic: Option<Arc<Traffic>>,
     qps: KVec<Pair<'bound, C>>,
+    connections: KVec<Connection<'bound>>,
     stats: KVec<Arc<Stats>>,
     leases: u32,
     /// The numbers of the distinct queues that the leases came from.
@@ -435,6 +426,7 @@ impl<C: Promise> Parts<'_, C> {
         Self {
             traffic: None,
             qps: KVec::new(),
+            connections: KVec::new(),
             stats: KVec::new(),
             leases: 0,
             cqs: KVec::new(),
@@ -471,6 +463,75 @@ impl<C: Promise> Parts<'_, C> {
                 }
             }
         }
+    }
+}
+
+/// A port, and how queue pairs on it are connected.
+#[derive(Clone, Copy)]
+struct Path<'bound> {
+    port: Port<'bound>,
+    way: Way,
+}
+
+/// How queue pairs are connected.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By telling each what it has to know of the other; from an entry of the port's table of
+    /// addresses.
+    Direct(u8),
+    /// By the connection manager, at an address of the port.
+    Manager(Ipv4Addr),
+}
+
+/// Connects queue pairs.
+enum Connector<'bound> {
+    Direct(u8),
+    Manager(Listener<'bound>),
+}
+
+/// How long a step of connecting by the connection manager may take.
+const CONNECT_MS: u32 = 10_000;
+
+impl<'bound> Connector<'bound> {
+    fn new(path: Path<'bound>, may_sleep: MaySleep<'_>) -> Result<Self> {
+        Ok(match path.way {
+            Way::Direct(gid_index) => Self::Direct(gid_index),
+            Way::Manager(ip) => {
+                let any_port = SocketAddrV4::new(ip, 0);
+                Self::Manager(Listener::new(path.port.device(), any_port, 1, may_sleep)?)
+            }
+        })
+    }
+
+    /// Connects two queue pairs to each other. Returns what keeps them connected, if anything.
+    fn connect<C: Promise>(
+        &self,
+        sender: &QueuePair<'bound, End<C>>,
+        receiver: &QueuePair<'bound, End<C>>,
+        may_wait: MayWait<'_>,
+    ) -> Result<impl Iterator<Item = Connection<'bound>>> {
+        let connections = match self {
+            Self::Direct(gid_index) => {
+                let may_sleep = may_wait.may_sleep();
+                let a = sender.endpoint(*gid_index, may_sleep)?;
+                let b = receiver.endpoint(*gid_index, may_sleep)?;
+                receiver.connect(&a, *gid_index, may_sleep)?;
+                sender.connect(&b, *gid_index, may_sleep)?;
+                [None, None]
+            }
+            Self::Manager(listener) => {
+                let to = listener.address()?;
+                let connecting = Connecting::new(sender, to, CONNECT_MS, may_wait)?;
+                let request = listener.accept(CONNECT_MS, may_wait)?;
+                let accepted = request.accept(receiver, may_wait)?;
+                let connected = connecting.finish(CONNECT_MS, may_wait)?;
+                [
+                    Some(connected),
+                    Some(accepted.finish(CONNECT_MS, may_wait)?),
+                ]
+            }
+        };
+        Ok(connections.into_iter().flatten())
     }
 }
 

@@ -5,6 +5,8 @@
  * None of them is on the path of a work request or of a completion: `ib_post_send()`,
  * `ib_post_recv()` and `ib_poll_cq()` are one indirect call each, which Rust makes itself.
  */
+#include <linux/inetdevice.h>
+#include <linux/netdevice.h>
 #include <linux/preempt.h>
 #include <linux/printk.h>
 #include <linux/rcupdate.h>
@@ -12,6 +14,7 @@
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
+#include <rdma/rdma_cm.h>
 
 /* As far as the configuration lets anybody know: without PREEMPT_COUNT a spinlock held is not seen. */
 bool rust_helper_rdma_may_sleep(void)
@@ -97,4 +100,31 @@ enum rdma_ah_attr_type rust_helper_rdma_ah_find_type(struct ib_device *dev, u32 
 void rust_helper_rdma_ah_set_dlid(struct rdma_ah_attr *attr, u32 dlid)
 {
 	rdma_ah_set_dlid(attr, dlid);
+}
+
+bool rust_helper_rdma_port_ipv4(struct ib_device *dev, u32 port, __be32 *address)
+{
+	struct net_device *ndev = ib_device_get_netdev(dev, port);
+	const struct in_ifaddr *ifa = NULL;
+	const struct in_device *in_dev;
+
+	if (!ndev)
+		return false;
+	rcu_read_lock();
+	in_dev = __in_dev_get_rcu(ndev);
+	if (in_dev)
+		ifa = rcu_dereference(in_dev->ifa_list);
+	if (ifa)
+		*address = ifa->ifa_local;
+	rcu_read_unlock();
+	dev_put(ndev);
+	return ifa;
+}
+
+struct rdma_cm_id *rust_helper_rdma_create_kernel_id(struct ib_device *dev,
+						     rdma_cm_event_handler event, void *context,
+						     const char *caller)
+{
+	return __rdma_create_kernel_id(rdma_dev_net(dev), event, context, RDMA_PS_TCP, IB_QPT_RC,
+				       caller);
 }

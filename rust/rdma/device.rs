@@ -6,6 +6,7 @@
 
 use core::{
     marker::PhantomData,
+    net::Ipv4Addr,
     ptr::NonNull, //
 };
 use kernel::{
@@ -297,6 +298,14 @@ impl<'bound> Port<'bound> {
 }
 
 impl Port<'_> {
+    /// The first IPv4 address of the network interface behind the port, if it has one.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        let mut address = 0;
+        // SAFETY: The device and the number are valid by the type invariants.
+        unsafe { bindings::rdma_port_ipv4(self.device.as_raw(), self.number, &mut address) }
+            .then(|| Ipv4Addr::from(address.to_ne_bytes()))
+    }
+
     /// The Ethernet address behind the entry at `index` of the port's table of GIDs.
     ///
     /// C function: `rdma_read_gid_l2_fields()`.

@@ -780,6 +780,42 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         self.num() & 0xff_ffff
     }
 
+    /// Goes through the states to the one that is ready to send, with the attributes that the
+    /// connection manager has for each.
+    pub(crate) fn follow(&self, id: *mut bindings::rdma_cm_id) -> Result {
+        for state in [
+            bindings::ib_qp_state_IB_QPS_INIT,
+            bindings::ib_qp_state_IB_QPS_RTR,
+            bindings::ib_qp_state_IB_QPS_RTS,
+        ] {
+            let mut attr = bindings::ib_qp_attr {
+                qp_state: state,
+                ..Default::default()
+            };
+            let mut mask = 0;
+            // SAFETY: The id is valid, and the connection is under way.
+            to_result(unsafe { bindings::rdma_init_qp_attr(id, &mut attr, &mut mask) })?;
+            attr.max_rd_atomic = 1;
+            attr.max_dest_rd_atomic = 1;
+            self.0.modify(&mut attr, mask.unsigned_abs())?;
+        }
+        Ok(())
+    }
+
+    /// Allows sends: the queue pair is connected.
+    pub(crate) fn open_sends(&self) {
+        self.0.open_sends();
+    }
+
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.0.port.protocol() == Protocol::IWarp
+    }
+
+    /// The device of the queue pair.
+    pub fn device(&self) -> &'bound Device<'bound> {
+        self.0.device
+    }
+
     /// The number of the queue pair.
     pub fn num(&self) -> u32 {
         self.0.num()
@@ -804,7 +840,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         let dev = port.device();
         if port.protocol() == Protocol::IWarp {
             log_refusal!(
-                "{}: port {} is iWARP: not supported\n",
+                "{}: port {} is iWARP: only the connection manager can connect it\n",
                 dev.name(),
                 port.number()
             );
@@ -866,7 +902,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 | bindings::ib_qp_attr_mask_IB_QP_RETRY_CNT
                 | bindings::ib_qp_attr_mask_IB_QP_RNR_RETRY,
         )?;
-        self.0.open_sends();
+        self.open_sends();
         Ok(())
     }
 

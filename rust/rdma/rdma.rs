@@ -41,6 +41,7 @@ macro_rules! log_refusal {
 
 pub mod buffer;
 pub mod client;
+pub mod cm;
 pub mod completion;
 pub mod context;
 pub mod device;

@@ -43,15 +43,17 @@ use crate::device::Device;
 pub(crate) enum Kind {
     Work,
     EventHandler,
+    Connection,
     QueuePair,
     Lease,
     ProtectionDomain,
 }
 
 impl Kind {
-    const IN_ORDER: [Kind; 5] = [
+    const IN_ORDER: [Kind; 6] = [
         Kind::Work,
         Kind::EventHandler,
+        Kind::Connection,
         Kind::QueuePair,
         Kind::Lease,
         Kind::ProtectionDomain,
@@ -61,6 +63,7 @@ impl Kind {
         match self {
             Kind::Work => "work item",
             Kind::EventHandler => "event handler",
+            Kind::Connection => "connection",
             Kind::QueuePair => "queue pair",
             Kind::Lease => "lease of a pooled queue",
             Kind::ProtectionDomain => "protection domain",
@@ -480,9 +483,17 @@ impl Register {
         self.reap();
 
         for kind in Kind::IN_ORDER {
-            // SAFETY: What is of an earlier kind was taken down, so nobody can use a handle of this
-            // kind but to drop it.
-            let leaked = unsafe { self.take_down_leaked(kind) };
+            let mut leaked = 0;
+            loop {
+                // SAFETY: What is of an earlier kind was taken down, so nobody can use a handle of
+                // this kind but to drop it.
+                let more = unsafe { self.take_down_leaked(kind) };
+                if more == 0 {
+                    break;
+                }
+                // What was taken down may have made others until it was.
+                leaked += more;
+            }
             if leaked > 0 {
                 pr_err!(
                     "{}: client={} leaked={} kind=\"{}\": taken down by remove\n",
