@@ -163,6 +163,8 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     recv_limit: Atomic<u32>,
     /// Whether a request failed: the queue pair is of no use any more.
     failed: Atomic<bool>,
+    /// Requests of which the driver didn't say whether it took them, and which may never come back.
+    doubtful: Atomic<u32>,
     send_depth: u32,
     port: Port<'bound>,
     /// Opens when teardown began and nothing is in flight.
@@ -272,22 +274,35 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 
-    /// Waits until nothing is in flight, unless the device never gives it back.
+    /// Waits until nothing is in flight, or until there is no hope of it.
     fn wait_drained(&self) -> bool {
         let start = Instant::<Monotonic>::now();
         for _ in 0..FLUSH_ATTEMPTS {
-            if self.drained.wait_unchecked(FLUSH_PATIENCE_MS) {
+            let doubtful = u64::from(self.doubtful.load(Relaxed));
+            let patience = if doubtful == 0 {
+                FLUSH_PATIENCE_MS
+            } else {
+                FLUSH_PATIENCE_MS / 10
+            };
+            if self.drained.wait_unchecked(patience) {
                 return true;
             }
             let state = self.state.load(Relaxed);
+            let (sends, recvs) = (
+                state::count(state, Side::Send),
+                state::count(state, Side::Recv),
+            );
             pr_warn!(
                 "{}: qp={}: sends={} recvs={} not given back after {} ms\n",
                 self.device.name(),
                 self.num(),
-                state::count(state, Side::Send),
-                state::count(state, Side::Recv),
+                sends,
+                recvs,
                 start.elapsed().as_millis()
             );
+            if sends + recvs <= doubtful {
+                break;
+            }
         }
         false
     }
@@ -462,6 +477,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         untouched: Option<NonNull<Inner<'bound, H::Tag>>>,
     ) -> PostError<'bound, H::Tag> {
         let Some(inner) = untouched else {
+            self.doubtful.fetch_add(1u32, Relaxed);
             self.fail();
             return PostError {
                 error,
@@ -688,6 +704,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 send_limit: Atomic::new(0),
                 recv_limit: Atomic::new(depths.recv),
                 failed: Atomic::new(false),
+                doubtful: Atomic::new(0),
                 send_depth: depths.send,
                 port,
                 drained <- Latch::new(),
