@@ -14,8 +14,8 @@
 /* As define_trace.h has them for CREATE_RUST_TRACE_POINTS. */
 void rust_do_trace_rdma_cq_lease(const struct ib_cq *cq, u32 nr_cqe);
 void rust_do_trace_rdma_cq_put(const struct ib_cq *cq, u32 nr_cqe);
-void rust_do_trace_rdma_cq_post(const struct ib_qp *qp, bool recv, u32 len);
-void rust_do_trace_rdma_cq_complete(const struct ib_qp *qp, bool recv, u32 status);
+void rust_do_trace_rdma_cq_post(const struct ib_device *dev, u32 qpn, bool recv, u32 len);
+void rust_do_trace_rdma_cq_complete(const struct ib_device *dev, u32 qpn, bool recv, u32 status);
 void rust_do_trace_rdma_cq_run_start(const struct ib_device *dev, u32 poll_ctx, u64 ops);
 void rust_do_trace_rdma_cq_run_end(const struct ib_device *dev, u32 poll_ctx, u64 ops);
 

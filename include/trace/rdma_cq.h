@@ -55,17 +55,17 @@ TRACE_EVENT(rdma_cq_put,
 );
 
 TRACE_EVENT(rdma_cq_post,
-	TP_PROTO(const struct ib_qp *qp, bool recv, u32 len),
-	TP_ARGS(qp, recv, len),
+	TP_PROTO(const struct ib_device *dev, u32 qpn, bool recv, u32 len),
+	TP_ARGS(dev, qpn, recv, len),
 	TP_STRUCT__entry(
-		__string(dev, qp->device->name)
+		__string(dev, dev->name)
 		__field(u32, qpn)
 		__field(u32, len)
 		__field(bool, recv)
 	),
 	TP_fast_assign(
 		__assign_str(dev);
-		__entry->qpn = qp->qp_num;
+		__entry->qpn = qpn;
 		__entry->len = len;
 		__entry->recv = recv;
 	),
@@ -74,17 +74,17 @@ TRACE_EVENT(rdma_cq_post,
 );
 
 TRACE_EVENT(rdma_cq_complete,
-	TP_PROTO(const struct ib_qp *qp, bool recv, u32 status),
-	TP_ARGS(qp, recv, status),
+	TP_PROTO(const struct ib_device *dev, u32 qpn, bool recv, u32 status),
+	TP_ARGS(dev, qpn, recv, status),
 	TP_STRUCT__entry(
-		__string(dev, qp->device->name)
+		__string(dev, dev->name)
 		__field(u32, qpn)
 		__field(u32, status)
 		__field(bool, recv)
 	),
 	TP_fast_assign(
 		__assign_str(dev);
-		__entry->qpn = qp->qp_num;
+		__entry->qpn = qpn;
 		__entry->status = status;
 		__entry->recv = recv;
 	),

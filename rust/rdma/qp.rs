@@ -153,6 +153,7 @@ const FLUSH_ATTEMPTS: u32 = 6;
 pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     node: Node,
     raw: NonNull<bindings::ib_qp>,
+    num: u32,
     device: &'bound Device<'bound>,
     lkey: u32,
     state: Atomic<u64>,
@@ -211,7 +212,7 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
             pr_err!(
                 "{}: qp={}: can't be moved to the error state: {:?}\n",
                 self.device.name(),
-                self.num(),
+                self.num,
                 e
             );
         }
@@ -227,7 +228,7 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
             pr_err!(
                 "{}: qp={}: can't be destroyed: {:?}: it is leaked with all it stands on\n",
                 self.device.name(),
-                self.num(),
+                self.num,
                 e
             );
             return Fate::Keep;
@@ -254,11 +255,6 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
 }
 
 impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
-    fn num(&self) -> u32 {
-        // SAFETY: By the type invariant; not called after `raw` was destroyed.
-        unsafe { (*self.raw.as_ptr()).qp_num }
-    }
-
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
         let mask = c_int::try_from(mask)?;
         // SAFETY: By the type invariant; the caller may sleep.
@@ -295,7 +291,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             pr_warn!(
                 "{}: qp={}: sends={} recvs={} not given back after {} ms\n",
                 self.device.name(),
-                self.num(),
+                self.num,
                 sends,
                 recvs,
                 start.elapsed().as_millis()
@@ -413,8 +409,15 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         };
         let num_sge = c_int::from(!request.is_empty());
 
-        // SAFETY: The queue pair is valid.
-        unsafe { trace::post(self.raw.as_ptr(), side == Side::Recv, request.len()) };
+        // SAFETY: The device is valid.
+        unsafe {
+            trace::post(
+                self.device.as_raw(),
+                self.num,
+                side == Side::Recv,
+                request.len(),
+            )
+        };
 
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
@@ -521,8 +524,15 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             let request = WorkRequest::from_raw(NonNull::new_unchecked(inner));
             (wc, request, &*this)
         };
-        // SAFETY: The queue pair is valid: it is counted that its request isn't handled yet.
-        unsafe { trace::complete(this.raw.as_ptr(), side == Side::Recv, wc.status) };
+        // SAFETY: The device is valid.
+        unsafe {
+            trace::complete(
+                this.device.as_raw(),
+                this.num,
+                side == Side::Recv,
+                wc.status,
+            )
+        };
         request.buffer().sync_for_cpu();
         let completion = Completion::new(wc);
         if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
@@ -698,6 +708,8 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             try_pin_init!(Qp {
                 node: Node::new::<Qp<'bound, H>>(),
                 raw,
+                // SAFETY: The queue pair is new.
+                num: unsafe { (*raw.as_ptr()).qp_num },
                 device: dev,
                 lkey: pd.local_dma_lkey(),
                 state: Atomic::new(0),
@@ -835,7 +847,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
 
     /// The number of the queue pair.
     pub fn num(&self) -> u32 {
-        self.0.num()
+        self.0.num
     }
 
     /// Connects to `peer` from the port's address at `gid_index`. The other side has to do the same.

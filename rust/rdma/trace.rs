@@ -41,9 +41,9 @@ declare_events! {
         = __tracepoint_rdma_cq_lease, rust_do_trace_rdma_cq_lease;
     unsafe fn put(cq: *const bindings::ib_cq, nr_cqe: u32)
         = __tracepoint_rdma_cq_put, rust_do_trace_rdma_cq_put;
-    unsafe fn post(qp: *const bindings::ib_qp, recv: bool, len: u32)
+    unsafe fn post(dev: *const bindings::ib_device, qpn: u32, recv: bool, len: u32)
         = __tracepoint_rdma_cq_post, rust_do_trace_rdma_cq_post;
-    unsafe fn complete(qp: *const bindings::ib_qp, recv: bool, status: u32)
+    unsafe fn complete(dev: *const bindings::ib_device, qpn: u32, recv: bool, status: u32)
         = __tracepoint_rdma_cq_complete, rust_do_trace_rdma_cq_complete;
     unsafe fn start(dev: *const bindings::ib_device, poll_ctx: u32, ops: u64)
         = __tracepoint_rdma_cq_run_start, rust_do_trace_rdma_cq_run_start;
