@@ -12,11 +12,7 @@ use kernel::{
     sync::Arc, //
 };
 use rdma::{
-    client::{
-        Client,
-        Registration,
-        Slot, //
-    },
+    client::Client,
     context::{
         MaySleep,
         MayWait, //
@@ -42,7 +38,7 @@ use config::{
 };
 use run::Run;
 
-module! {
+rdma::module_client! {
     type: Exerciser,
     name: "cq_exerciser",
     authors: ["The rdma-cq authors"],
@@ -76,24 +72,6 @@ module! {
     },
 }
 
-/// The module: a client of the RDMA core.
-#[pin_data]
-struct Exerciser {
-    #[pin]
-    _registration: Registration<Exercise>,
-}
-
-impl kernel::InPlaceModule for Exerciser {
-    fn init(_: &'static ThisModule) -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            _: {
-                config()?;
-            },
-            _registration <- Registration::new(),
-        })
-    }
-}
-
 /// What the parameters ask for.
 fn config() -> Result<Config> {
     Config::new(Raw {
@@ -106,16 +84,16 @@ fn config() -> Result<Config> {
     })
 }
 
-struct Exercise;
+/// The client of the RDMA core that the module is.
+struct Exerciser;
 
-impl Client for Exercise {
+impl Client for Exerciser {
     type Data<'bound> = Exercised<'bound>;
 
     const NAME: &'static CStr = c"cq_exerciser";
 
-    fn slot() -> &'static Slot {
-        static SLOT: Slot = Slot::new();
-        &SLOT
+    fn load() -> Result {
+        config().map(drop)
     }
 
     fn add<'bound>(

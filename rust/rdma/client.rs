@@ -5,8 +5,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use core::{
-    any::TypeId,
-    cell::UnsafeCell,
     marker::PhantomData,
     ptr::NonNull, //
 };
@@ -41,18 +39,13 @@ use crate::{
 ///
 /// ```
 /// use kernel::prelude::*;
-/// use rdma::{client::{Client, Slot}, context::MayWait, device::Device};
+/// use rdma::{client::Client, context::MayWait, device::Device};
 ///
 /// struct Hello;
 ///
 /// impl Client for Hello {
 ///     type Data<'bound> = ();
 ///     const NAME: &'static CStr = c"hello";
-///
-///     fn slot() -> &'static Slot {
-///         static SLOT: Slot = Slot::new();
-///         &SLOT
-///     }
 ///
 ///     fn add<'bound>(
 ///         dev: &'bound Device<'bound>,
@@ -61,6 +54,14 @@ use crate::{
 ///         pr_info!("{}: {} completion vectors\n", dev.name(), dev.num_comp_vectors());
 ///         Ok(())
 ///     }
+/// }
+///
+/// rdma::module_client! {
+///     type: Hello,
+///     name: "hello",
+///     authors: ["Somebody"],
+///     description: "Greets RDMA devices",
+///     license: "GPL",
 /// }
 /// ```
 pub trait Client: 'static {
@@ -73,11 +74,10 @@ pub trait Client: 'static {
     /// The name of the client. It shows in `rdma resource show` beside what the client makes.
     const NAME: &'static CStr;
 
-    /// Where the RDMA core's callbacks find the registration.
-    ///
-    /// Returns the same slot whenever it is called, and no other client's. A registration whose slot
-    /// changes gets no device.
-    fn slot() -> &'static Slot;
+    /// The module is being loaded. If this fails, it isn't.
+    fn load() -> Result {
+        Ok(())
+    }
 
     /// A device appeared, or was there already when the client registered.
     ///
@@ -89,55 +89,71 @@ pub trait Client: 'static {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound;
 }
 
-/// The place where a [`Client`]'s registration is found by the callbacks of the RDMA core, which
-/// don't say for which client they are.
-pub struct Slot {
-    client: Atomic<*mut bindings::ib_client>,
-    /// Whose registration it is. Written before `client` is, by who holds `taken`.
-    owner: UnsafeCell<Option<TypeId>>,
-    taken: Atomic<bool>,
+/// Declares a module that is a [`Client`].
+///
+/// `type` names the client; the rest is that of [`kernel::prelude::module!`]. The client is registered
+/// while the module is loaded. There is no other way to register one: registering or unregistering in
+/// a callback of the RDMA core, or in a completion handler, would wait for itself.
+#[macro_export]
+macro_rules! module_client {
+    (type: $client:ty, $($module:tt)*) => {
+        // SAFETY: The slot is declared here, so it is nobody else's.
+        unsafe impl $crate::client::Registered for $client {
+            fn slot() -> &'static $crate::client::Slot {
+                static SLOT: $crate::client::Slot = $crate::client::Slot::new();
+                &SLOT
+            }
+        }
+
+        #[::kernel::prelude::pin_data]
+        struct ClientModule {
+            #[pin]
+            _registration: $crate::client::Registration<$client>,
+        }
+
+        impl ::kernel::InPlaceModule for ClientModule {
+            fn init(
+                _: &'static ::kernel::ThisModule,
+            ) -> impl ::pin_init::PinInit<Self, ::kernel::error::Error> {
+                ::kernel::try_pin_init!(Self {
+                    _: {
+                        <$client as $crate::client::Client>::load()?;
+                    },
+                    // SAFETY: A module is made and dropped by the kernel's module loader only, once,
+                    // in no callback.
+                    _registration <- unsafe { $crate::client::Registration::new() },
+                })
+            }
+        }
+
+        ::kernel::prelude::module! {
+            type: ClientModule,
+            $($module)*
+        }
+    };
 }
 
-// SAFETY: `owner` is written before `client` is set with release ordering, by the one who set
-// `taken`, and read only after `client` was seen.
-unsafe impl Sync for Slot {}
+/// A client that [`module_client!`](crate::module_client) registers.
+///
+/// # Safety
+///
+/// [`Self::slot`] always returns the same slot, which no other client's does.
+#[doc(hidden)]
+pub unsafe trait Registered: Client {
+    /// Where the callbacks of the RDMA core, which don't say for which client they are, find the
+    /// registration.
+    fn slot() -> &'static Slot;
+}
+
+/// The place of a registration.
+#[doc(hidden)]
+pub struct Slot(Atomic<*mut bindings::ib_client>);
 
 impl Slot {
     /// Makes an empty slot.
+    #[allow(clippy::new_without_default)] // It is for a static.
     pub const fn new() -> Self {
-        Self {
-            client: Atomic::new(core::ptr::null_mut()),
-            owner: UnsafeCell::new(None),
-            taken: Atomic::new(false),
-        }
-    }
-
-    fn take<C: Client>(&self, client: *mut bindings::ib_client) -> Result {
-        if self.taken.xchg(true, Full) {
-            log_refusal!("client={}: already registered\n", C::NAME);
-            return Err(EBUSY);
-        }
-        // SAFETY: `taken` makes us the only one to write, and nobody reads while `client` is null.
-        unsafe { *self.owner.get() = Some(TypeId::of::<C>()) };
-        self.client.store(client, Release);
-        Ok(())
-    }
-
-    fn release(&self) {
-        self.client.store(core::ptr::null_mut(), Release);
-        self.taken.store(false, Release);
-    }
-
-    fn get<C: Client>(&self) -> Option<NonNull<bindings::ib_client>> {
-        let client = NonNull::new(self.client.load(Acquire))?;
-        // SAFETY: `client` was seen, so `owner` is written.
-        (unsafe { *self.owner.get() } == Some(TypeId::of::<C>())).then_some(client)
-    }
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        Self::new()
+        Self(Atomic::new(core::ptr::null_mut()))
     }
 }
 
@@ -184,30 +200,34 @@ impl<C: Client> Drop for Added<C> {
 ///
 /// # Invariants
 ///
-/// `client` is registered, and `C::slot()` led to it when it was.
+/// `client` is registered, and in `C::slot()`.
+#[doc(hidden)]
 #[pin_data(PinnedDrop)]
-pub struct Registration<C: Client> {
-    slot: &'static Slot,
+pub struct Registration<C: Registered> {
     #[pin]
     client: Opaque<bindings::ib_client>,
     _client: PhantomData<C>,
 }
 
 // SAFETY: The RDMA core does its own locking, and `C::Data` is `Send`.
-unsafe impl<C: Client> Send for Registration<C> {}
+unsafe impl<C: Registered> Send for Registration<C> {}
 // SAFETY: Nothing can be done with a shared reference.
-unsafe impl<C: Client> Sync for Registration<C> {}
+unsafe impl<C: Registered> Sync for Registration<C> {}
 
-impl<C: Client> Registration<C> {
+impl<C: Registered> Registration<C> {
     /// Registers the client. [`Client::add`] is called for each device that is there before this
     /// returns. Sleeps.
     ///
     /// # Errors
     ///
     /// `EBUSY` if `C` is registered already, `ENOMEM` if there is no memory.
-    pub fn new() -> impl PinInit<Self, Error> {
+    ///
+    /// # Safety
+    ///
+    /// Neither this is called nor is the registration dropped in a callback of the RDMA core, in a
+    /// completion handler, or in a [`Task`](crate::work::Task).
+    pub unsafe fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            slot: C::slot(),
             client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
                 // SAFETY: `client` is valid for writes; all its fields may be zero.
                 unsafe {
@@ -216,11 +236,15 @@ impl<C: Client> Registration<C> {
                     (*client).add = Some(Self::add_callback);
                     (*client).remove = Some(Self::remove_callback);
                 }
-                slot.take::<C>(client)?;
+                // Full: the client is initialized before a callback finds it.
+                C::slot()
+                    .0
+                    .cmpxchg(core::ptr::null_mut(), client, Full)
+                    .map_err(|_| EBUSY)?;
                 // SAFETY: `client` is initialized and stays where it is until it is unregistered.
                 let registered = to_result(unsafe { bindings::ib_register_client(client) });
                 if registered.is_err() {
-                    slot.release();
+                    C::slot().0.store(core::ptr::null_mut(), Release);
                 }
                 registered
             }),
@@ -236,7 +260,7 @@ impl<C: Client> Registration<C> {
             return EINVAL.to_errno();
         };
         from_result(|| {
-            let client = C::slot().get::<C>().ok_or(ENODEV)?;
+            let client = C::slot().0.load(Acquire);
             // SAFETY: The RDMA core calls `add` with a device on which the client may work until
             // `remove` returns; if this fails, nothing is kept.
             let added = unsafe { Added::<C>::new(raw) }.inspect_err(|e| {
@@ -244,13 +268,9 @@ impl<C: Client> Registration<C> {
                 let name = unsafe { Name::of(raw.as_ptr()) };
                 pr_err!("{}: client={}: add failed: {:?}\n", name, C::NAME, e);
             })?;
-            // SAFETY: The client is being added to the device.
+            // SAFETY: The client, which is in its slot, is being added to the device.
             unsafe {
-                bindings::ib_set_client_data(
-                    raw.as_ptr(),
-                    client.as_ptr(),
-                    KBox::into_raw(added).cast(),
-                )
+                bindings::ib_set_client_data(raw.as_ptr(), client, KBox::into_raw(added).cast())
             };
             Ok(0)
         })
@@ -269,10 +289,10 @@ impl<C: Client> Registration<C> {
 }
 
 #[pinned_drop]
-impl<C: Client> PinnedDrop for Registration<C> {
+impl<C: Registered> PinnedDrop for Registration<C> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariant.
         unsafe { bindings::ib_unregister_client(self.client.get()) };
-        self.slot.release();
+        C::slot().0.store(core::ptr::null_mut(), Release);
     }
 }
