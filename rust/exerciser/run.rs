@@ -214,14 +214,16 @@ impl<'bound> Run<'bound> {
         let mut parts = Parts::<C>::new();
         trace::run_start::<C>(self.dev, self.config.total_ops());
         let result = self.drive(&mut parts, path, may_wait);
+        parts.elapsed_ns = parts.started.map_or(0, |start| start.elapsed().as_nanos());
         // Whatever happened, all that was posted has to come back before it is counted.
         parts.close(self.dev, may_wait);
         trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
 
-        if let Err(e) = result {
+        // What fails since the device is going is no failure of the run.
+        let stopped = self.stopped();
+        if let (Err(e), false) = (result, stopped) {
             pr_err!("{}: ctx={}: {:?}\n", self.dev.name(), C::NAME, e);
         }
-        let stopped = self.stopped();
         self.report::<C>(&parts, result.is_ok(), stopped)
     }
 
@@ -267,9 +269,7 @@ impl<'bound> Run<'bound> {
                 End::start_send(sender, request)?;
             }
         }
-        let ended = self.wait(parts, &traffic, may_wait);
-        parts.elapsed_ns = parts.started.map_or(0, |start| start.elapsed().as_nanos());
-        ended
+        self.wait(parts, &traffic, may_wait)
     }
 
     /// Waits until the traffic is over.
@@ -358,7 +358,6 @@ impl<'bound> Run<'bound> {
         let sent = parts.sum(|stats| &stats.sent);
         let received = parts.sum(|stats| &stats.received);
         let posted = parts.sum(|stats| &stats.posted);
-        // Both are counted before the request is handed on, so neither runs ahead for long.
         let lost = posted.abs_diff(parts.sum(|stats| &stats.completed));
         let corrupt = parts.sum(|stats| &stats.corrupt);
         let flushed = parts.sum(|stats| &stats.flushed);
@@ -366,8 +365,9 @@ impl<'bound> Run<'bound> {
         let wrong_ctx = parts.sum(|stats| &stats.wrong_ctx);
         let wanted = self.config.total_ops();
 
-        let sound = ran && lost == 0 && corrupt == 0 && wrong_ctx == 0;
-        let complete = sent == wanted && received == wanted && flushed == 0 && failed == 0;
+        let sound = lost == 0 && corrupt == 0 && wrong_ctx == 0;
+        let all = sent == wanted && received == wanted;
+        let complete = ran && all && flushed == 0 && failed == 0;
         let status = match (sound, complete) {
             (true, true) => Status::Pass,
             (true, false) if stopped => Status::Stopped,
