@@ -6,6 +6,7 @@
 
 use core::{
     marker::PhantomData,
+    mem::ManuallyDrop,
     ptr::NonNull, //
 };
 use kernel::{
@@ -161,9 +162,10 @@ impl Slot {
 ///
 /// # Invariants
 ///
-/// `data` is only dropped before `device` is closed.
+/// `data` is only dropped before `device` is closed. `device` stays for ever if the kernel can't let
+/// go of what was made on it.
 struct Added<C: Client> {
-    device: Pin<KBox<Device<'static>>>,
+    device: ManuallyDrop<Pin<KBox<Device<'static>>>>,
     data: Option<Pin<KBox<C::Data<'static>>>>,
 }
 
@@ -173,7 +175,9 @@ impl<C: Client> Added<C> {
     /// `raw` is valid until what is returned is dropped, and `C` may use it until then.
     unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<KBox<Self>> {
         // SAFETY: By the function's requirements; `drop` closes the register.
-        let device = KBox::pin_init(unsafe { Device::<'static>::new(raw, C::NAME) }, GFP_KERNEL)?;
+        let device =
+            KBox::pin_init::<Error>(unsafe { Device::<'static>::new(raw, C::NAME) }, GFP_KERNEL)?;
+        let device = ManuallyDrop::new(device);
         let mut added = KBox::new(Self { device, data: None }, GFP_KERNEL)?;
         // SAFETY: The box isn't moved out of while `added` lives, and `Device` is pinned in it. The
         // lifetime is a made-up one: `add` is generic over it and so can't know how long it is, and
@@ -189,7 +193,11 @@ impl<C: Client> Drop for Added<C> {
     fn drop(&mut self) {
         self.data = None;
         // SAFETY: The data is gone, and with it every handle that wasn't leaked.
-        unsafe { self.device.register().close(&self.device) };
+        let all_gone = unsafe { self.device.register().close(&self.device) };
+        if all_gone {
+            // SAFETY: It is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.device) };
+        }
     }
 }
 

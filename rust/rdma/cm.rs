@@ -226,8 +226,8 @@ fn create_id(
     event: unsafe extern "C" fn(*mut bindings::rdma_cm_id, *mut bindings::rdma_cm_event) -> c_int,
     context: *const c_void,
 ) -> Result<NonNull<bindings::rdma_cm_id>> {
-    // SAFETY: The device is valid, the context is for `event`, and the owner's name outlives the
-    // window.
+    // SAFETY: The device is valid, the context is for `event`, and the owner's name outlives what
+    // is made.
     let raw = from_err_ptr(unsafe {
         bindings::rdma_create_kernel_id(
             dev.as_raw(),

@@ -16,7 +16,10 @@ use kernel::{
     },
     fmt,
     prelude::*,
-    str::CStr, //
+    str::{
+        CStr,
+        CString, //
+    }, //
 };
 use rdma_bindings as bindings;
 
@@ -46,7 +49,8 @@ use crate::{
 #[pin_data]
 pub struct Device<'bound> {
     raw: NonNull<bindings::ib_device>,
-    owner: &'static CStr,
+    /// A copy: what the kernel can't let go of still has a pointer to it when the module is gone.
+    owner: CString,
     #[pin]
     register: Register,
     /// Invariant in `'bound`: what borrows for less than the window must not get into an object
@@ -63,6 +67,10 @@ unsafe impl Sync for Device<'_> {}
 impl<'bound> Device<'bound> {
     /// Opens a client's window on a device.
     ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    ///
     /// # Safety
     ///
     /// `raw` is valid, and the client `owner` added to it, until the device made here is dropped.
@@ -70,11 +78,11 @@ impl<'bound> Device<'bound> {
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_device>,
         owner: &'static CStr,
-    ) -> impl PinInit<Self> {
+    ) -> impl PinInit<Self, Error> {
         // INVARIANT: By the function's requirements.
-        pin_init!(Self {
+        try_pin_init!(Self {
             raw,
-            owner,
+            owner: CString::try_from(owner)?,
             register <- Register::new(),
             _bound: PhantomData,
         })
@@ -89,8 +97,8 @@ impl<'bound> Device<'bound> {
     }
 
     /// The name of the client, by which the RDMA core's resource tracking knows its objects.
-    pub fn owner(&self) -> &'static CStr {
-        self.owner
+    pub fn owner(&self) -> &CStr {
+        &self.owner
     }
 
     fn attrs(&self) -> &bindings::ib_device_attr {

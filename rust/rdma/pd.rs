@@ -89,8 +89,7 @@ impl<'bound> ProtectionDomain<'bound> {
     /// `ENOMEM`, those of the driver, `EDEADLK` where sleeping is not possible.
     pub fn new(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result<Self> {
         may_sleep.check("ProtectionDomain::new")?;
-        // SAFETY: The device is valid, and the owner's name lives as long as the client's module,
-        // which outlives the window.
+        // SAFETY: The device is valid, and the owner's name outlives what is made.
         let raw = from_err_ptr(unsafe {
             bindings::__ib_alloc_pd(dev.as_raw(), 0, dev.owner().as_char_ptr())
         })?;

@@ -219,19 +219,30 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
     }
 
     unsafe fn destroy(&self) -> Fate {
-        let mut drained = self.wait_drained();
-        // SAFETY: By the type invariant; the caller may sleep.
-        let destroyed = to_result(unsafe {
-            bindings::ib_destroy_qp_user(self.raw.as_ptr(), core::ptr::null_mut())
-        });
-        if let Err(e) = destroyed {
+        let mut drained;
+        loop {
+            drained = self.wait_drained();
+            // SAFETY: By the type invariant; the caller may sleep.
+            let destroyed = to_result(unsafe {
+                bindings::ib_destroy_qp_user(self.raw.as_ptr(), core::ptr::null_mut())
+            });
+            let Err(e) = destroyed else { break };
             pr_err!(
-                "{}: qp={}: can't be destroyed: {:?}: it is leaked with all it stands on\n",
+                "{}: qp={}: can't be destroyed: {:?}{}\n",
                 self.device.name(),
                 self.num,
-                e
+                e,
+                if drained {
+                    ": it is leaked with all it stands on"
+                } else {
+                    ", and has requests in flight: trying again"
+                }
             );
-            return Fate::Keep;
+            if drained {
+                return Fate::Keep;
+            }
+            // The device has the queue pair and may call back yet, into a module that may be about
+            // to go: there is no way on from here but to wait.
         }
         // SAFETY: `destroy` is called once, and nobody else touches the field.
         if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
@@ -759,7 +770,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             ..Default::default()
         };
         // SAFETY: All is of one device, as the caller checked, and valid; the owner's name outlives
-        // the window.
+        // what is made.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, pd.device().owner().as_char_ptr())
         })?;

@@ -263,6 +263,8 @@ impl Living {
 pub(crate) struct Register {
     #[pin]
     living: Mutex<Living>,
+    /// Whether there was anything that the kernel could not let go of.
+    kept: Atomic<bool>,
     /// A stack of nodes whose handles were dropped.
     discarded: Atomic<*mut Node>,
     #[pin]
@@ -284,6 +286,7 @@ impl Register {
                 },
                 "rdma::Register::living"
             ),
+            kept: Atomic::new(false),
             discarded: Atomic::new(core::ptr::null_mut()),
             reaper <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid for writes and stays where it is; the lock class is static.
@@ -342,8 +345,9 @@ impl Register {
             // SAFETY: The object is live, and nobody else knows it.
             unsafe {
                 (node.begin)(object.cast());
-                if (node.destroy)(object.cast()) == Fate::Free {
-                    (node.free)(object.cast());
+                match (node.destroy)(object.cast()) {
+                    Fate::Free => (node.free)(object.cast()),
+                    Fate::Keep => device.register().kept.store(true, Relaxed),
                 }
             }
             return Err(ENOMEM);
@@ -436,6 +440,9 @@ impl Register {
             None => unsafe { (entry.node().destroy)(object) },
         };
 
+        if fate == Fate::Keep {
+            self.kept.store(true, Relaxed);
+        }
         let mut living = self.living.lock();
         living.state(entry).fate = Some(fate);
         if living.closing || !living.state(entry).dropped {
@@ -468,13 +475,14 @@ impl Register {
         }
     }
 
-    /// Takes down all there is: the end of the window. Sleeps, and waits.
+    /// Takes down all there is: the end of the window. Sleeps, and waits. Says whether the kernel could
+    /// let go of all of it.
     ///
     /// # Safety
     ///
     /// The client's data is gone, so that a handle which still exists was leaked. It can only be
     /// used by a work item, an event handler or a completion handler that was leaked as well.
-    pub(crate) unsafe fn close(&self, device: &Device<'_>) {
+    pub(crate) unsafe fn close(&self, device: &Device<'_>) -> bool {
         self.reap();
         // From here on nobody but this function frees anything, so that entries stay valid.
         self.living.lock().closing = true;
@@ -524,6 +532,7 @@ impl Register {
         //
         // SAFETY: The caller may sleep.
         unsafe { kernel::bindings::synchronize_rcu() };
+        !self.kept.load(Relaxed)
     }
 
     /// Takes down all of one kind that nobody has claimed. Returns how many.
