@@ -175,8 +175,8 @@ impl<C: Client> Added<C> {
     /// `raw` is valid until what is returned is dropped, and `C` may use it until then.
     unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<KBox<Self>> {
         // SAFETY: By the function's requirements; `drop` closes the register.
-        let device =
-            KBox::pin_init::<Error>(unsafe { Device::<'static>::new(raw, C::NAME) }, GFP_KERNEL)?;
+        let device = unsafe { Device::<'static>::new(raw, C::NAME) };
+        let device = KBox::pin_init::<Error>(device, GFP_KERNEL)?;
         let device = ManuallyDrop::new(device);
         let mut added = KBox::new(Self { device, data: None }, GFP_KERNEL)?;
         // SAFETY: The box isn't moved out of while `added` lives, and `Device` is pinned in it. The
