@@ -24,7 +24,18 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 
 /// Memory that is mapped for a device for as long as it lives.
 ///
-/// Whoever has it may read and write it. While a work request is in flight nobody has it.
+/// Whoever has it may read and write it. While a work request is in flight nobody has it. It can't
+/// leave the window in which the device may be used:
+///
+/// ```compile_fail,E0521
+/// use rdma::buffer::DmaBuffer;
+///
+/// fn keep(_: DmaBuffer<'static>) {}
+///
+/// fn escape<'bound>(buffer: DmaBuffer<'bound>) {
+///     keep(buffer)
+/// }
+/// ```
 ///
 /// # Invariants
 ///

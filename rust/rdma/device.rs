@@ -33,11 +33,32 @@ use crate::{
 /// All that is made on the device carries the lifetime `'bound` of that window, which can neither be
 /// stretched nor shrunk, and is taken down when it ends at the latest:
 ///
+/// ```compile_fail,E0521
+/// use rdma::device::Device;
+///
+/// fn keep(_: &'static Device<'static>) {}
+///
+/// fn escape<'bound>(dev: &'bound Device<'bound>) {
+///     keep(dev)
+/// }
+/// ```
+///
+/// Nor can the window be made to look shorter than it is, so that what is taken down when it ends would
+/// refer to what is gone by then (rustc has no code for this error):
+///
 /// ```compile_fail
-/// // A pooled queue can't leave the window.
-/// use rdma::{context::{MaySleep, Softirq}, device::Device, pool::PooledCq};
-/// fn escape<'bound>(dev: &'bound Device<'bound>, s: MaySleep<'_>) -> PooledCq<'static, Softirq> {
-///     PooledCq::lease(dev, 16, None, s).unwrap()
+/// # use rdma::device::Device;
+/// fn shrink<'short, 'bound: 'short>(dev: &'bound Device<'bound>) -> &'short Device<'short> {
+///     dev
+/// }
+/// ```
+///
+/// A plain reference to the device may be as short as one likes:
+///
+/// ```
+/// # use rdma::device::Device;
+/// fn borrow<'short, 'bound: 'short>(dev: &'bound Device<'bound>) -> &'short Device<'bound> {
+///     dev
 /// }
 /// ```
 ///

@@ -34,8 +34,28 @@ use crate::{
 
 /// A number of entries, claimed in a completion queue that is shared through the device's pool.
 ///
+/// The RDMA core polls the queue, and its owner can't:
+///
+/// ```compile_fail,E0599
+/// fn poll(cq: rdma::pool::PooledCq<'_, rdma::context::Softirq>) {
+///     cq.poll(&mut []);
+/// }
+/// ```
+///
 /// The entries go back to the pool exactly once, when the lease or the queue pair that took it is
-/// gone. C functions: `ib_cq_pool_get()`, `ib_cq_pool_put()`.
+/// gone. A lease can't leave the window in which the device may be used:
+///
+/// ```compile_fail,E0521
+/// use rdma::{context::Softirq, pool::PooledCq};
+///
+/// fn keep(_: PooledCq<'static, Softirq>) {}
+///
+/// fn escape<'bound>(cq: PooledCq<'bound, Softirq>) {
+///     keep(cq)
+/// }
+/// ```
+///
+/// C functions: `ib_cq_pool_get()`, `ib_cq_pool_put()`.
 pub struct PooledCq<'bound, C: PollContext> {
     lease: Owned<'bound, Lease>,
     _context: PhantomData<C>,

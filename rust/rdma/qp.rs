@@ -67,6 +67,33 @@ use crate::{
 ///
 /// Completions of one queue pair may be handled on several CPUs at once, and before
 /// [`QueuePair::new`] has returned to its caller. A handler that isn't implemented drops the request.
+///
+/// What handlers share has to bear that:
+///
+/// ```compile_fail,E0277
+/// use core::cell::Cell;
+/// use rdma::{context::Softirq, qp::Handler};
+///
+/// struct Count(Cell<u64>); // An atomic would do.
+///
+/// impl<'bound> Handler<'bound> for Count {
+///     type Context = Softirq;
+///     type Tag = ();
+/// }
+/// ```
+///
+/// Nor can they keep for themselves what says that its holder may sleep:
+///
+/// ```compile_fail,E0277
+/// use rdma::{context::{MaySleep, Softirq}, qp::Handler};
+///
+/// struct Sleeper(MaySleep<'static>);
+///
+/// impl<'bound> Handler<'bound> for Sleeper {
+///     type Context = Softirq;
+///     type Tag = ();
+/// }
+/// ```
 pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
     /// The context in which the handlers run: that of the completion queue.
     type Context: PollContext;
@@ -654,13 +681,40 @@ pub struct Endpoint {
 /// A reliable connected queue pair, with all its completions in one leased queue.
 ///
 /// Dropping it never waits. The requests in flight come back to the handler, which is dropped with
-/// the queue pair when the last one has; this happens before the window of the client ends.
+/// the queue pair when the last one has; this happens before the window of the client ends. It can't
+/// leave the window:
+///
+/// ```compile_fail,E0521
+/// use rdma::qp::{Handler, QueuePair};
+///
+/// fn keep<H: for<'a> Handler<'a>>(_: QueuePair<'static, H>) {}
+///
+/// fn escape<'bound, H: for<'a> Handler<'a>>(qp: QueuePair<'bound, H>) {
+///     keep(qp)
+/// }
+/// ```
 ///
 /// C type: `struct ib_qp`.
 pub struct QueuePair<'bound, H: Handler<'bound>>(Owned<'bound, Qp<'bound, H>>);
 
 impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     /// Creates a queue pair that is ready to receive, and to be connected. Sleeps.
+    ///
+    /// The queue is polled in the context that the handler is for:
+    ///
+    /// ```compile_fail,E0271
+    /// # use kernel::prelude::*;
+    /// # use rdma::{context::*, device::Port, pd::ProtectionDomain, pool::PooledCq, qp::*};
+    /// fn mix<'bound, H: Handler<'bound, Context = Workqueue>>(
+    ///     pd: &ProtectionDomain<'bound>,
+    ///     cq: PooledCq<'bound, Softirq>,
+    ///     port: Port<'bound>,
+    ///     handler: H,
+    ///     may_sleep: MaySleep<'_>,
+    /// ) -> Result<QueuePair<'bound, H>> {
+    ///     QueuePair::new(pd, cq, port, Depths { send: 1, recv: 1 }, handler, may_sleep)
+    /// }
+    /// ```
     ///
     /// C functions: `ib_create_qp()`, `ib_modify_qp()`.
     ///

@@ -31,6 +31,16 @@ use crate::buffer::DmaBuffer;
 ///     let _ = request.buffer();
 /// }
 /// ```
+///
+/// Only memory that is mapped for the device can be in it, not any address:
+///
+/// ```compile_fail,E0308
+/// # use kernel::prelude::*;
+/// use rdma::request::WorkRequest;
+/// fn f(address: u64) -> Result<WorkRequest<'static, ()>> {
+///     WorkRequest::new(address, (), GFP_KERNEL)
+/// }
+/// ```
 pub struct WorkRequest<'bound, T> {
     inner: KBox<Inner<'bound, T>>,
 }
