@@ -1,0 +1,892 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * An RDMA device that does as it is told. See fake_device.h.
+ */
+#include <linux/completion.h>
+#include <linux/hrtimer.h>
+#include <linux/interrupt.h>
+#include <linux/kmemleak.h>
+#include <linux/list.h>
+#include <linux/netdevice.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+#include <linux/workqueue.h>
+#include <net/net_namespace.h>
+#include <rdma/ib_verbs.h>
+
+#include "fake_device.h"
+
+struct fake_failure {
+	u32 after;
+	u32 times;
+	int err;
+};
+
+/*
+ * What a test knows the device by. It outlives the ib_device, which the RDMA core frees when it sees
+ * fit.
+ */
+struct fake {
+	struct fake_setup setup;
+	struct fake_ib *ib;
+	/* Protects all of the below, and the lists and states of queues and queue pairs. */
+	spinlock_t lock;
+	struct list_head pds;
+	struct list_head cqs;
+	struct list_head qps;
+	struct fake_failure failure[FAKE_OPS];
+	u32 calls[FAKE_OPS];
+	enum fake_refusal refusal;
+	enum fake_flush flush;
+	/* Whether a request is complete as soon as it is posted. */
+	bool echo;
+	u32 next_qp_num;
+	u32 most_queued;
+	u32 overruns;
+	u32 bad_posts;
+	u32 lost;
+};
+
+struct fake_ib {
+	struct ib_device ibdev;
+	struct fake *fake;
+};
+
+struct fake_pd {
+	struct ib_pd ibpd;
+	struct list_head node;
+};
+
+struct fake_cq {
+	struct ib_cq ibcq;
+	struct list_head node;
+	struct list_head done;
+	u32 queued;
+	bool armed;
+};
+
+struct fake_qp {
+	struct ib_qp ibqp;
+	struct list_head node;
+	enum ib_qp_state state;
+	struct list_head pending[2];
+	u32 num_pending[2];
+	u32 depth[2];
+};
+
+/* A request: in flight at first, then in a completion queue. */
+struct fake_wr {
+	struct list_head node;
+	struct fake_qp *qp;
+	u64 addr;
+	u32 len;
+	struct ib_wc wc;
+};
+
+static struct fake *to_fake(struct ib_device *ibdev)
+{
+	return container_of(ibdev, struct fake_ib, ibdev)->fake;
+}
+
+static struct fake_cq *to_cq(struct ib_cq *ibcq)
+{
+	return container_of(ibcq, struct fake_cq, ibcq);
+}
+
+static struct fake_qp *to_qp(struct ib_qp *ibqp)
+{
+	return container_of(ibqp, struct fake_qp, ibqp);
+}
+
+/* Counts the call of an op, and says which error it is to end in. */
+static int called(struct fake *fake, enum fake_op op)
+{
+	struct fake_failure *failure = &fake->failure[op];
+	int err = 0;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->calls[op]++;
+	if (failure->after) {
+		failure->after--;
+	} else if (failure->times) {
+		if (failure->times != U32_MAX)
+			failure->times--;
+		err = failure->err;
+	}
+	return err;
+}
+
+/* --- the device ------------------------------------------------------------------------------- */
+
+static int fake_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
+			     struct ib_udata *udata)
+{
+	struct fake *fake = to_fake(ibdev);
+
+	attr->max_qp = 65536;
+	attr->max_qp_wr = fake->setup.max_qp_wr;
+	attr->max_send_sge = 1;
+	attr->max_recv_sge = 1;
+	attr->max_cq = 65536;
+	attr->max_cqe = fake->setup.max_cqe;
+	attr->max_pd = 65536;
+	attr->max_pkeys = 1;
+	attr->kernel_cap_flags = IBK_LOCAL_DMA_LKEY;
+	return 0;
+}
+
+static int fake_query_port(struct ib_device *ibdev, u32 port, struct ib_port_attr *attr)
+{
+	struct fake *fake = to_fake(ibdev);
+	int err = called(fake, FAKE_QUERY_PORT);
+
+	if (err)
+		return err;
+	attr->state = fake->setup.port_state;
+	attr->phys_state = IB_PORT_PHYS_STATE_LINK_UP;
+	attr->max_mtu = IB_MTU_4096;
+	attr->active_mtu = IB_MTU_4096;
+	attr->gid_tbl_len = 3;
+	attr->pkey_tbl_len = 1;
+	attr->max_msg_sz = SZ_1G;
+	attr->lid = port;
+	return 0;
+}
+
+static int fake_get_port_immutable(struct ib_device *ibdev, u32 port,
+				   struct ib_port_immutable *immutable)
+{
+	/* Of an InfiniBand port without any management: no agent starts on it. */
+	immutable->core_cap_flags = to_fake(ibdev)->setup.iwarp ? RDMA_CORE_CAP_PROT_IWARP :
+								  RDMA_CORE_CAP_PROT_IB;
+	immutable->gid_tbl_len = 3;
+	immutable->pkey_tbl_len = 1;
+	return 0;
+}
+
+/* The first is a link-local address, the second looks like an IPv4 address, the third is empty. */
+static int fake_query_gid(struct ib_device *ibdev, u32 port, int index, union ib_gid *gid)
+{
+	memset(gid, 0, sizeof(*gid));
+	if (index == 0) {
+		gid->raw[0] = 0xfe;
+		gid->raw[1] = 0x80;
+		gid->raw[15] = port;
+	} else if (index == 1) {
+		gid->raw[10] = 0xff;
+		gid->raw[11] = 0xff;
+		gid->raw[12] = 10;
+		gid->raw[15] = port;
+	}
+	return 0;
+}
+
+static int fake_query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pkey)
+{
+	*pkey = 0xffff;
+	return 0;
+}
+
+static int fake_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
+{
+	struct fake_pd *pd = container_of(ibpd, struct fake_pd, ibpd);
+	struct fake *fake = to_fake(ibpd->device);
+	int err = called(fake, FAKE_ALLOC_PD);
+
+	if (err)
+		return err;
+	guard(spinlock_irqsave)(&fake->lock);
+	list_add_tail(&pd->node, &fake->pds);
+	return 0;
+}
+
+static int fake_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
+{
+	struct fake_pd *pd = container_of(ibpd, struct fake_pd, ibpd);
+	struct fake *fake = to_fake(ibpd->device);
+	int err = called(fake, FAKE_DEALLOC_PD);
+
+	if (err)
+		return err;
+	guard(spinlock_irqsave)(&fake->lock);
+	list_del(&pd->node);
+	return 0;
+}
+
+static struct ib_mr *fake_get_dma_mr(struct ib_pd *ibpd, int access)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+static struct ib_mr *fake_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length, u64 virt_addr,
+				      int access, struct ib_dmah *dmah, struct ib_udata *udata)
+{
+	return ERR_PTR(-EOPNOTSUPP);
+}
+
+static int fake_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata)
+{
+	return -EOPNOTSUPP;
+}
+
+/* --- completion queues ------------------------------------------------------------------------ */
+
+static int fake_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
+			  struct uverbs_attr_bundle *attrs)
+{
+	struct fake_cq *cq = to_cq(ibcq);
+	struct fake *fake = to_fake(ibcq->device);
+	int err = called(fake, FAKE_CREATE_CQ);
+
+	if (err)
+		return err;
+	if (attr->cqe < 1 || attr->cqe > fake->setup.max_cqe)
+		return -EINVAL;
+	ibcq->cqe = attr->cqe;
+	INIT_LIST_HEAD(&cq->done);
+	guard(spinlock_irqsave)(&fake->lock);
+	list_add_tail(&cq->node, &fake->cqs);
+	return 0;
+}
+
+static int fake_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
+{
+	struct fake_cq *cq = to_cq(ibcq);
+	struct fake *fake = to_fake(ibcq->device);
+	struct fake_wr *wr, *next;
+	int err = called(fake, FAKE_DESTROY_CQ);
+
+	if (err)
+		return err;
+	scoped_guard(spinlock_irqsave, &fake->lock) {
+		list_del(&cq->node);
+		fake->lost += cq->queued;
+	}
+	list_for_each_entry_safe(wr, next, &cq->done, node)
+		kfree(wr);
+	return 0;
+}
+
+static int fake_poll_cq(struct ib_cq *ibcq, int num, struct ib_wc *wc)
+{
+	struct fake_cq *cq = to_cq(ibcq);
+	struct fake *fake = to_fake(ibcq->device);
+	struct fake_wr *wr;
+	int n = 0;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	while (n < num) {
+		wr = list_first_entry_or_null(&cq->done, struct fake_wr, node);
+		if (!wr)
+			break;
+		list_del(&wr->node);
+		cq->queued--;
+		wc[n++] = wr->wc;
+		kfree(wr);
+	}
+	return n;
+}
+
+static int fake_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
+{
+	struct fake_cq *cq = to_cq(ibcq);
+	struct fake *fake = to_fake(ibcq->device);
+
+	guard(spinlock_irqsave)(&fake->lock);
+	cq->armed = true;
+	return (flags & IB_CQ_REPORT_MISSED_EVENTS) && cq->queued;
+}
+
+/* Puts a request into its completion queue. The interrupt comes under the lock, as that of rxe does. */
+static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struct fake_wc *wc)
+{
+	struct fake_qp *qp = wr->qp;
+	struct ib_cq *ibcq = recv ? qp->ibqp.recv_cq : qp->ibqp.send_cq;
+	struct fake_cq *cq = to_cq(ibcq);
+
+	lockdep_assert_held(&fake->lock);
+	list_del(&wr->node);
+	qp->num_pending[recv]--;
+	if (recv && wc->status == IB_WC_SUCCESS)
+		memset((void *)(uintptr_t)wr->addr, wc->fill, min(wr->len, wc->byte_len));
+	wr->wc.status = wc->status;
+	wr->wc.byte_len = wc->byte_len;
+	wr->wc.vendor_err = wc->vendor_err;
+	wr->wc.qp = &qp->ibqp;
+	/* Of a failed request a driver need not know the kind: rxe says 0 of all. */
+	if (wc->status == IB_WC_SUCCESS)
+		wr->wc.opcode = recv ? IB_WC_RECV : IB_WC_SEND;
+	list_add_tail(&wr->node, &cq->done);
+	cq->queued++;
+	fake->most_queued = max(fake->most_queued, cq->queued);
+	if (cq->queued > ibcq->cqe)
+		fake->overruns++;
+	if (cq->armed) {
+		cq->armed = false;
+		ibcq->comp_handler(ibcq, ibcq->cq_context);
+	}
+}
+
+static void flush_qp(struct fake *fake, struct fake_qp *qp)
+{
+	static const struct fake_wc wc = { .status = IB_WC_WR_FLUSH_ERR, .vendor_err = 0xf1 };
+	struct fake_wr *wr, *next;
+	int recv;
+
+	for (recv = 0; recv <= 1; recv++)
+		list_for_each_entry_safe(wr, next, &qp->pending[recv], node)
+			finish(fake, wr, recv, &wc);
+}
+
+/* --- queue pairs ------------------------------------------------------------------------------ */
+
+static int fake_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr, struct ib_udata *udata)
+{
+	struct fake_qp *qp = to_qp(ibqp);
+	struct fake *fake = to_fake(ibqp->device);
+	int err = called(fake, FAKE_CREATE_QP);
+
+	if (err)
+		return err;
+	if (attr->cap.max_send_wr > fake->setup.max_qp_wr ||
+	    attr->cap.max_recv_wr > fake->setup.max_qp_wr)
+		return -EINVAL;
+	qp->state = IB_QPS_RESET;
+	qp->depth[0] = attr->cap.max_send_wr;
+	qp->depth[1] = attr->cap.max_recv_wr;
+	INIT_LIST_HEAD(&qp->pending[0]);
+	INIT_LIST_HEAD(&qp->pending[1]);
+	guard(spinlock_irqsave)(&fake->lock);
+	ibqp->qp_num = fake->next_qp_num++;
+	list_add_tail(&qp->node, &fake->qps);
+	return 0;
+}
+
+static int fake_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+			  struct ib_udata *udata)
+{
+	static const enum fake_op ops[] = {
+		[IB_QPS_INIT] = FAKE_MODIFY_INIT,
+		[IB_QPS_RTR] = FAKE_MODIFY_RTR,
+		[IB_QPS_RTS] = FAKE_MODIFY_RTS,
+		[IB_QPS_ERR] = FAKE_MODIFY_ERR,
+	};
+	struct fake_qp *qp = to_qp(ibqp);
+	struct fake *fake = to_fake(ibqp->device);
+	int err;
+
+	if (!(mask & IB_QP_STATE) || attr->qp_state >= ARRAY_SIZE(ops) || !attr->qp_state)
+		return -EINVAL;
+	err = called(fake, ops[attr->qp_state]);
+	if (err)
+		return err;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	if (!ib_modify_qp_is_ok(qp->state, attr->qp_state, ibqp->qp_type, mask))
+		return -EINVAL;
+	qp->state = attr->qp_state;
+	if (qp->state == IB_QPS_ERR && fake->flush == FAKE_FLUSH_AT_ONCE)
+		flush_qp(fake, qp);
+	return 0;
+}
+
+static int fake_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
+{
+	struct fake_qp *qp = to_qp(ibqp);
+	struct fake *fake = to_fake(ibqp->device);
+	struct fake_wr *wr, *next;
+	int err = called(fake, FAKE_DESTROY_QP);
+	LIST_HEAD(forgotten);
+
+	if (err)
+		return err;
+	scoped_guard(spinlock_irqsave, &fake->lock) {
+		if (fake->flush == FAKE_FLUSH_ON_DESTROY)
+			flush_qp(fake, qp);
+		list_splice_init(&qp->pending[0], &forgotten);
+		list_splice_init(&qp->pending[1], &forgotten);
+		list_del(&qp->node);
+	}
+	list_for_each_entry_safe(wr, next, &forgotten, node)
+		kfree(wr);
+	return 0;
+}
+
+static bool may_post(struct fake_qp *qp, bool recv)
+{
+	if (qp->num_pending[recv] >= qp->depth[recv])
+		return false;
+	if (recv)
+		return qp->state != IB_QPS_RESET;
+	return qp->state == IB_QPS_RTS || qp->state == IB_QPS_ERR;
+}
+
+/* Posts a request. Says by *named whether the error is the caller's to handle, as bad_wr would. */
+static int post(struct ib_qp *ibqp, bool recv, struct ib_cqe *cqe, const struct ib_sge *sge,
+		int num_sge, bool *named)
+{
+	struct fake_qp *qp = to_qp(ibqp);
+	struct fake *fake = to_fake(ibqp->device);
+	int err = called(fake, recv ? FAKE_POST_RECV : FAKE_POST_SEND);
+	struct fake_wr *wr;
+
+	*named = true;
+	wr = kzalloc_obj(*wr, GFP_ATOMIC);
+	if (!wr)
+		return -ENOMEM;
+	wr->qp = qp;
+	wr->wc.wr_cqe = cqe;
+	wr->addr = num_sge ? sge->addr : 0;
+	wr->len = num_sge ? sge->length : 0;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	if (err && fake->refusal != FAKE_REFUSE_TAKEN) {
+		*named = fake->refusal == FAKE_REFUSE_NAMED;
+		kfree(wr);
+		return err;
+	}
+	if (!may_post(qp, recv)) {
+		fake->bad_posts++;
+		kfree(wr);
+		return -EINVAL;
+	}
+	list_add_tail(&wr->node, &qp->pending[recv]);
+	qp->num_pending[recv]++;
+	if (qp->state == IB_QPS_ERR && fake->flush == FAKE_FLUSH_AT_ONCE)
+		flush_qp(fake, qp);
+	else if (fake->echo)
+		finish(fake, wr, recv, &(struct fake_wc){ .byte_len = wr->len });
+	*named = false;
+	return err;
+}
+
+static int fake_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
+			  const struct ib_send_wr **bad_wr)
+{
+	bool named;
+	int err = post(ibqp, false, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+
+	if (err && named)
+		*bad_wr = wr;
+	return err;
+}
+
+static int fake_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
+			  const struct ib_recv_wr **bad_wr)
+{
+	bool named;
+	int err = post(ibqp, true, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+
+	if (err && named)
+		*bad_wr = wr;
+	return err;
+}
+
+static const struct ib_device_ops fake_ops = {
+	.owner = THIS_MODULE,
+	.driver_id = RDMA_DRIVER_UNKNOWN,
+
+	.alloc_pd = fake_alloc_pd,
+	.create_cq = fake_create_cq,
+	.create_qp = fake_create_qp,
+	.dealloc_pd = fake_dealloc_pd,
+	.dereg_mr = fake_dereg_mr,
+	.destroy_cq = fake_destroy_cq,
+	.destroy_qp = fake_destroy_qp,
+	.get_dma_mr = fake_get_dma_mr,
+	.get_port_immutable = fake_get_port_immutable,
+	.modify_qp = fake_modify_qp,
+	.poll_cq = fake_poll_cq,
+	.post_recv = fake_post_recv,
+	.post_send = fake_post_send,
+	.query_device = fake_query_device,
+	.query_gid = fake_query_gid,
+	.query_pkey = fake_query_pkey,
+	.query_port = fake_query_port,
+	.reg_user_mr = fake_reg_user_mr,
+	.req_notify_cq = fake_req_notify_cq,
+
+	INIT_RDMA_OBJ_SIZE(ib_pd, fake_pd, ibpd),
+	INIT_RDMA_OBJ_SIZE(ib_cq, fake_cq, ibcq),
+	INIT_RDMA_OBJ_SIZE(ib_qp, fake_qp, ibqp),
+};
+
+/* --- what the tests call ---------------------------------------------------------------------- */
+
+struct fake *fake_new(const struct fake_setup *setup)
+{
+	struct fake *fake = kzalloc_obj(*fake);
+
+	if (!fake)
+		return NULL;
+	fake->setup = *setup;
+	spin_lock_init(&fake->lock);
+	INIT_LIST_HEAD(&fake->pds);
+	INIT_LIST_HEAD(&fake->cqs);
+	INIT_LIST_HEAD(&fake->qps);
+	fake->next_qp_num = 0x11;
+	return fake;
+}
+
+int fake_register(struct fake *fake)
+{
+	struct fake_ib *ib;
+	int err;
+
+	ib = ib_alloc_device(fake_ib, ibdev);
+	if (!ib)
+		return -ENOMEM;
+	ib->fake = fake;
+	ib->ibdev.node_type = fake->setup.iwarp ? RDMA_NODE_RNIC : RDMA_NODE_IB_CA;
+	ib->ibdev.phys_port_cnt = fake->setup.ports;
+	ib->ibdev.num_comp_vectors = fake->setup.num_comp_vectors;
+	ib->ibdev.local_dma_lkey = 0x600d;
+	ib_set_device_ops(&ib->ibdev, &fake_ops);
+	fake->ib = ib;
+	/* An iWARP port has the state of its network device. */
+	err = fake->setup.iwarp ? ib_device_set_netdev(&ib->ibdev, init_net.loopback_dev, 1) : 0;
+	if (!err)
+		err = ib_register_device(&ib->ibdev, "fake%d", NULL);
+	if (err) {
+		fake->ib = NULL;
+		ib_dealloc_device(&ib->ibdev);
+	}
+	return err;
+}
+
+void fake_unregister(struct fake *fake)
+{
+	ib_unregister_device(&fake->ib->ibdev);
+	ib_dealloc_device(&fake->ib->ibdev);
+	fake->ib = NULL;
+}
+
+void fake_free(struct fake *fake)
+{
+	kfree(fake);
+}
+
+/* Has the op fail `times` times (U32_MAX for ever) with `err`, after it was called `after` times. */
+void fake_fail(struct fake *fake, enum fake_op op, u32 after, u32 times, int err)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->failure[op] = (struct fake_failure){ .after = after, .times = times, .err = err };
+}
+
+/* Says what posts that are refused do besides. */
+void fake_refuse(struct fake *fake, enum fake_refusal refusal)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->refusal = refusal;
+}
+
+void fake_flush_when(struct fake *fake, enum fake_flush flush)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->flush = flush;
+}
+
+/* Has all requests complete as soon as they are posted, while the post is still under way. */
+void fake_echo(struct fake *fake, bool echo)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->echo = echo;
+}
+
+u32 fake_calls(struct fake *fake, enum fake_op op)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	return fake->calls[op];
+}
+
+u32 fake_count(struct fake *fake, enum fake_count count)
+{
+	struct fake_cq *cq;
+	struct fake_qp *qp;
+	u32 n = 0;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	switch (count) {
+	case FAKE_LIVE_PD:
+		return list_count_nodes(&fake->pds);
+	case FAKE_LIVE_CQ:
+		return list_count_nodes(&fake->cqs);
+	case FAKE_LIVE_QP:
+		return list_count_nodes(&fake->qps);
+	case FAKE_LEASED:
+		list_for_each_entry(cq, &fake->cqs, node)
+			n += READ_ONCE(cq->ibcq.cqe_used);
+		return n;
+	case FAKE_MOST_QUEUED:
+		return fake->most_queued;
+	case FAKE_OVERRUNS:
+		return fake->overruns;
+	case FAKE_BAD_POSTS:
+		return fake->bad_posts;
+	case FAKE_LOST:
+		return fake->lost;
+	case FAKE_PENDING_SENDS:
+	case FAKE_PENDING_RECVS:
+		list_for_each_entry(qp, &fake->qps, node)
+			n += qp->num_pending[count == FAKE_PENDING_RECVS];
+		return n;
+	case FAKE_QUEUED:
+		list_for_each_entry(cq, &fake->cqs, node)
+			n += cq->queued;
+		return n;
+	case FAKE_COUNTS:
+		break;
+	}
+	return 0;
+}
+
+static struct fake_qp *find_qp(struct fake *fake, u32 qp_num)
+{
+	struct fake_qp *qp;
+
+	list_for_each_entry(qp, &fake->qps, node)
+		if (qp->ibqp.qp_num == qp_num)
+			return qp;
+	return NULL;
+}
+
+/* How many requests are in flight on one side of a queue pair. */
+u32 fake_pending(struct fake *fake, u32 qp_num, bool recv)
+{
+	struct fake_qp *qp;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	qp = find_qp(fake, qp_num);
+	return qp ? qp->num_pending[recv] : 0;
+}
+
+/* How many bytes the newest request on one side of a queue pair has; U32_MAX if there is none. */
+u32 fake_posted_len(struct fake *fake, u32 qp_num, bool recv)
+{
+	struct fake_qp *qp;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	qp = find_qp(fake, qp_num);
+	if (!qp || list_empty(&qp->pending[recv]))
+		return U32_MAX;
+	return list_last_entry(&qp->pending[recv], struct fake_wr, node)->len;
+}
+
+struct complete_args {
+	struct fake *fake;
+	u32 qp_num;
+	bool recv;
+	u32 index;
+	const struct fake_wc *wc;
+	int err;
+};
+
+static void complete_one(void *data)
+{
+	struct complete_args *args = data;
+	struct fake_wr *wr;
+	struct fake_qp *qp;
+	u32 i = 0;
+
+	guard(spinlock_irqsave)(&args->fake->lock);
+	args->err = -ENOENT;
+	qp = find_qp(args->fake, args->qp_num);
+	if (!qp)
+		return;
+	list_for_each_entry(wr, &qp->pending[args->recv], node) {
+		if (i++ < args->index)
+			continue;
+		finish(args->fake, wr, args->recv, args->wc);
+		args->err = 0;
+		return;
+	}
+}
+
+/* Completes the index-th oldest request of one side of a queue pair, from a context. */
+int fake_complete(struct fake *fake, u32 qp_num, bool recv, u32 index, const struct fake_wc *wc,
+		  enum fake_context context)
+{
+	struct complete_args args = {
+		.fake = fake,
+		.qp_num = qp_num,
+		.recv = recv,
+		.index = index,
+		.wc = wc,
+	};
+
+	fake_run(context, complete_one, &args);
+	return args.err;
+}
+
+static void flush_all(void *data)
+{
+	struct fake *fake = data;
+	struct fake_qp *qp;
+
+	guard(spinlock_irqsave)(&fake->lock);
+	list_for_each_entry(qp, &fake->qps, node)
+		flush_qp(fake, qp);
+}
+
+/* Flushes all queue pairs, whatever their state. */
+void fake_flush_all(struct fake *fake, enum fake_context context)
+{
+	fake_run(context, flush_all, fake);
+}
+
+void fake_event(struct fake *fake, u32 type, u32 port)
+{
+	struct ib_event event = {
+		.device = &fake->ib->ibdev,
+		.element.port_num = port,
+		.event = type,
+	};
+
+	ib_dispatch_event(&event);
+}
+
+/* Waits until all events were delivered. */
+void fake_settle(void)
+{
+	flush_workqueue(ib_wq);
+}
+
+/*
+ * Takes down what a client has left: the RDMA core warns when a device goes that still has objects,
+ * or a pool with entries leased. Only for what was left on purpose.
+ */
+void fake_scavenge(struct fake *fake)
+{
+	struct fake_qp *qp, *next_qp;
+	struct fake_pd *pd, *next_pd;
+	struct fake_cq *cq;
+
+	/* Nobody else is at work on the device any more. */
+	memset(fake->failure, 0, sizeof(fake->failure));
+	list_for_each_entry_safe(qp, next_qp, &fake->qps, node)
+		ib_destroy_qp_user(&qp->ibqp, NULL);
+	list_for_each_entry(cq, &fake->cqs, node)
+		ib_cq_pool_put(&cq->ibcq, cq->ibcq.cqe_used);
+	list_for_each_entry_safe(pd, next_pd, &fake->pds, node)
+		ib_dealloc_pd_user(&pd->ibpd, NULL);
+}
+
+/* --- contexts --------------------------------------------------------------------------------- */
+
+struct run {
+	void (*fn)(void *data);
+	void *data;
+	struct hrtimer timer;
+	struct tasklet_struct tasklet;
+	struct work_struct work;
+	struct completion done;
+};
+
+static enum hrtimer_restart run_timer(struct hrtimer *timer)
+{
+	struct run *run = container_of(timer, struct run, timer);
+
+	run->fn(run->data);
+	complete(&run->done);
+	return HRTIMER_NORESTART;
+}
+
+static void run_tasklet(struct tasklet_struct *tasklet)
+{
+	struct run *run = container_of(tasklet, struct run, tasklet);
+
+	run->fn(run->data);
+	complete(&run->done);
+}
+
+static void run_work(struct work_struct *work)
+{
+	struct run *run = container_of(work, struct run, work);
+
+	run->fn(run->data);
+}
+
+/* Calls a function in a context, and waits until it returned. */
+void fake_run(enum fake_context context, void (*fn)(void *data), void *data)
+{
+	static DEFINE_SPINLOCK(lock);
+	struct run run = { .fn = fn, .data = data };
+	unsigned long flags;
+
+	switch (context) {
+	case FAKE_TASK:
+		fn(data);
+		break;
+	case FAKE_IRQS_OFF:
+		local_irq_save(flags);
+		fn(data);
+		local_irq_restore(flags);
+		break;
+	case FAKE_SPINLOCK:
+		spin_lock(&lock);
+		fn(data);
+		spin_unlock(&lock);
+		break;
+	case FAKE_PREEMPT_OFF:
+		preempt_disable();
+		fn(data);
+		preempt_enable();
+		break;
+	case FAKE_BH_OFF:
+		local_bh_disable();
+		fn(data);
+		local_bh_enable();
+		break;
+	case FAKE_RCU:
+		rcu_read_lock();
+		fn(data);
+		rcu_read_unlock();
+		break;
+	case FAKE_SOFTIRQ:
+		init_completion(&run.done);
+		tasklet_setup(&run.tasklet, run_tasklet);
+		tasklet_schedule(&run.tasklet);
+		wait_for_completion(&run.done);
+		tasklet_kill(&run.tasklet);
+		break;
+	case FAKE_HARDIRQ:
+		init_completion(&run.done);
+		hrtimer_setup_on_stack(&run.timer, run_timer, CLOCK_MONOTONIC,
+				       HRTIMER_MODE_REL_HARD);
+		hrtimer_start(&run.timer, 0, HRTIMER_MODE_REL_HARD);
+		wait_for_completion(&run.done);
+		hrtimer_cancel(&run.timer);
+		destroy_hrtimer_on_stack(&run.timer);
+		break;
+	case FAKE_WORKER:
+		INIT_WORK_ONSTACK(&run.work, run_work);
+		queue_work(system_dfl_wq, &run.work);
+		flush_work(&run.work);
+		destroy_work_on_stack(&run.work);
+		break;
+	case FAKE_CONTEXTS:
+		break;
+	}
+}
+
+/* --- leaks ------------------------------------------------------------------------------------ */
+
+struct known_leak {
+	struct known_leak *next;
+	const void *p;
+};
+
+/*
+ * Tells kmemleak of memory that a test leaks on purpose: by something that is never reported, nor
+ * freed, and is looked through for pointers. `p` may point into the middle of the memory; what that
+ * refers to is then known as well.
+ */
+void fake_known_leak(const void *p)
+{
+	struct known_leak *leak = kzalloc_obj(*leak);
+
+	if (!leak)
+		return;
+	kmemleak_not_leak(leak);
+	leak->p = p;
+}

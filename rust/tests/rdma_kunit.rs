@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit tests of the crate `rdma`, on a fake RDMA device that does as it is told.
+//!
+//! Loading the module runs them; the kernel's log has the results, as KTAP.
+
+use kernel::prelude::*;
+
+mod buffer;
+mod device;
+mod fake;
+mod harness;
+mod latch;
+mod lease;
+
+module! {
+    type: Tests,
+    name: "rdma_kunit",
+    authors: ["The rdma-cq authors"],
+    description: "KUnit tests of the Rust abstractions of the RDMA core",
+    license: "GPL",
+}
+
+struct Tests;
+
+impl kernel::Module for Tests {
+    fn init(_: &'static ThisModule) -> Result<Self> {
+        fake::init();
+        Ok(Self)
+    }
+}
