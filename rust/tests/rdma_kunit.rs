@@ -7,11 +7,14 @@
 use kernel::prelude::*;
 
 mod buffer;
+mod completion;
 mod device;
 mod fake;
 mod harness;
 mod latch;
 mod lease;
+mod post;
+mod qp;
 
 module! {
     type: Tests,
