@@ -7,14 +7,19 @@
 use kernel::prelude::*;
 
 mod buffer;
+mod client;
 mod completion;
 mod device;
+mod event;
 mod fake;
 mod harness;
 mod latch;
+mod leak;
 mod lease;
 mod post;
 mod qp;
+mod teardown;
+mod work;
 
 module! {
     type: Tests,
