@@ -552,6 +552,8 @@ fn usable_gid(port: &Port<'_>) -> Option<u8> {
 /// How many a second, if it was `count` in `nanos`.
 fn per_second(count: u64, nanos: u64) -> u64 {
     // In microseconds: a count of 2^44 fits, and no run is so short that the rounding matters.
-    let micros = (nanos / 1_000).max(1);
-    count.saturating_mul(1_000_000) / micros
+    count
+        .saturating_mul(1_000_000)
+        .checked_div(nanos / 1_000)
+        .unwrap_or(0)
 }
