@@ -178,6 +178,14 @@ mod tests {
     }
 
     #[test]
+    fn a_port_without_a_network_interface_has_no_ipv4_address() -> Result {
+        with_device(Setup::new(), |t| {
+            check_eq!(t.dev.port(1)?.ipv4(), None);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn an_address_can_be_read_anywhere() -> Result {
         with_device(Setup::new(), |t| {
             let port = t.dev.port(1)?;

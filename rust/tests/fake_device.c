@@ -297,7 +297,7 @@ static int fake_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
 	return (flags & IB_CQ_REPORT_MISSED_EVENTS) && cq->queued;
 }
 
-/* Puts a request into its completion queue. The interrupt comes under the lock, as that of rxe does. */
+/* Puts a request into its completion queue. As in rxe, the interrupt comes under the lock. */
 static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struct fake_wc *wc)
 {
 	struct fake_qp *qp = wr->qp;
@@ -566,7 +566,7 @@ void fake_free(struct fake *fake)
 	kfree(fake);
 }
 
-/* Has the op fail `times` times (U32_MAX for ever) with `err`, after it was called `after` times. */
+/* Has the op fail `times` times (U32_MAX for ever) with `err`, after `after` calls. */
 void fake_fail(struct fake *fake, enum fake_op op, u32 after, u32 times, int err)
 {
 	guard(spinlock_irqsave)(&fake->lock);

@@ -25,6 +25,7 @@ struct fake_setup {
 	/* Whether the ports speak iWARP rather than InfiniBand. */
 	u32 iwarp;
 };
+
 static_assert(sizeof(struct fake_setup) == 6 * sizeof(u32));
 
 /* What the core asks of a driver, and a test may have refused. */
@@ -87,7 +88,7 @@ enum fake_count {
 	FAKE_MOST_QUEUED,
 	/* Completions for which a queue had no room. */
 	FAKE_OVERRUNS,
-	/* Posts that the queue pair had no room for, or came in the wrong state: the user's mistakes. */
+	/* Posts without room for them, or in the wrong state: the user's mistakes. */
 	FAKE_BAD_POSTS,
 	/* Completions that were still in a queue that was destroyed. */
 	FAKE_LOST,
@@ -108,6 +109,7 @@ struct fake_wc {
 	/* What a receive finds in its buffer. */
 	u32 fill;
 };
+
 static_assert(sizeof(struct fake_wc) == 4 * sizeof(u32));
 
 struct fake *fake_new(const struct fake_setup *setup);

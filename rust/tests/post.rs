@@ -21,7 +21,9 @@ mod tests {
     use kernel::prelude::*;
     use rdma::{
         context::{
+            Poolable,
             Softirq,
+            UnboundWorkqueue,
             Workqueue, //
         },
         request::{
@@ -305,23 +307,63 @@ mod tests {
         })
     }
 
+    fn back_at_the_very_end<C: Poolable>(t: &mut Test<'_>) -> Result {
+        t.fake().refuse(Refusal::Taken);
+        t.fake().flush_when(Flush::OnDestroy);
+        t.fake().fail(Op::PostSend, EIO);
+        let qp = t.connected::<C>(4, 4, drop_it)?;
+        let Err(e) = qp.post_send(t.request(3, 8)?) else {
+            return Err(EINVAL);
+        };
+        check!(e.request.is_none());
+        qp.close(t.may_wait)?;
+        // It came back when the queue pair was destroyed: nothing is leaked.
+        check_eq!(t.log().returned(3), 1);
+        check_eq!(t.log().tags_dropped.get(), 1);
+        check_eq!(t.log().handlers_dropped.get(), 1);
+        check_eq!(t.count(Count::Leased), 0);
+        Ok(())
+    }
+
     #[test]
-    fn what_was_taken_and_only_comes_back_at_the_very_end_is_waited_for() -> Result {
+    fn what_comes_back_at_the_very_end_is_waited_for_in_softirq() -> Result {
+        with_device(Setup::new(), back_at_the_very_end::<Softirq>)
+    }
+
+    #[test]
+    fn what_comes_back_at_the_very_end_is_waited_for_in_a_worker() -> Result {
+        with_device(Setup::new(), back_at_the_very_end::<Workqueue>)
+    }
+
+    #[test]
+    fn what_comes_back_at_the_very_end_is_waited_for_in_an_unbound_worker() -> Result {
+        with_device(Setup::new(), back_at_the_very_end::<UnboundWorkqueue>)
+    }
+
+    #[test]
+    fn a_repost_that_was_taken_in_spite_of_an_error_comes_back_once() -> Result {
         with_device(Setup::new(), |t| {
             t.fake().refuse(Refusal::Taken);
-            t.fake().flush_when(Flush::OnDestroy);
-            t.fake().fail(Op::PostSend, EIO);
-            let qp = t.connected::<Workqueue>(4, 4, drop_it)?;
-            let Err(e) = qp.post_send(t.request(3, 8)?) else {
-                return Err(EINVAL);
-            };
-            check!(e.request.is_none());
+            let qp = t.connected::<Softirq>(1, 1, |call, request| {
+                if call.completion.result().is_err() {
+                    return;
+                }
+                call.probe.env.fake.fail(Op::PostRecv, EIO);
+                let Err(e) = call.qp.post_recv(request) else {
+                    return;
+                };
+                check_eq!(e.error, EIO);
+                check!(e.request.is_none());
+                call.log().a.add();
+            })?;
+            qp.post_recv(t.request(3, 8)?)?;
+            t.fake().complete_recv(qp.num(), Wc::ok(8))?;
+            check!(t.completed(1));
+            check_eq!(t.log().a.get(), 1);
+            check_refused(qp.post_recv(marked(t)?), ESHUTDOWN);
             qp.close(t.may_wait)?;
-            // It came back when the queue pair was destroyed: nothing is leaked.
-            check_eq!(t.log().returned(3), 1);
-            check_eq!(t.log().tags_dropped.get(), 1);
-            check_eq!(t.log().handlers_dropped.get(), 1);
-            check_eq!(t.count(Count::Leased), 0);
+            check_eq!(t.log().returned(3), 2);
+            check_eq!(t.log().flushed.get(), 1);
             Ok(())
         })
     }

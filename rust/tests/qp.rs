@@ -446,10 +446,11 @@ mod tests {
     }
 
     #[test]
-    fn the_handler_can_be_reached() -> Result {
+    fn the_handler_and_the_device_can_be_reached() -> Result {
         with_device(Setup::new(), |t| {
             let qp = t.qp::<Softirq>(1, 1, drop_it)?;
             check!(kernel::sync::Arc::ptr_eq(&qp.handler().env, &t.env));
+            check!(core::ptr::eq(qp.device(), t.dev));
             Ok(())
         })
     }
