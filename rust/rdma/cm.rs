@@ -573,8 +573,7 @@ impl<'bound> Request<'bound> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`, with a line in the log, if the queue pair is of another device.
-    /// - Those of the connection manager and the driver; `EDEADLK` where sleeping is not possible.
+    /// Those of the connection manager and the driver; `EDEADLK` where sleeping is not possible.
     pub fn accept<'a, H: Handler<'bound>>(
         self,
         qp: &'a QueuePair<'bound, H>,
@@ -582,14 +581,6 @@ impl<'bound> Request<'bound> {
     ) -> Result<Accepted<'a, 'bound, H>> {
         may_wait.may_sleep().check("Request::accept")?;
         let id = self.0;
-        if !core::ptr::eq(id.device(), qp.device()) {
-            log_refusal!(
-                "{}: the queue pair is of {}\n",
-                id.device().name(),
-                qp.device().name()
-            );
-            return Err(EINVAL);
-        }
         if !qp.is_iwarp() {
             qp.follow(id.raw())?;
         }

@@ -314,7 +314,7 @@ impl<'bound> Port<'bound> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` or `ENODATA` if there is no such entry.
+    /// `EINVAL` if there is no such entry, `ENOENT` if it is empty.
     pub fn gid(&self, index: u8) -> Result<Gid> {
         let mut raw = bindings::ib_gid::default();
         // SAFETY: The device and the number are valid by the type invariants.

@@ -117,6 +117,13 @@ impl<'bound> ProtectionDomain<'bound> {
         self.0.device()
     }
 
+    /// The kernel holds on to it: nobody takes it down any more.
+    pub(crate) fn abandon(self) {
+        self.0.abandon();
+        // What others have of it is worth nothing, but must not take it down.
+        core::mem::forget(self);
+    }
+
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_pd {
         self.0.raw.as_ptr()
     }

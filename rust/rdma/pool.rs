@@ -98,8 +98,9 @@ unsafe impl Resource for Lease {
 impl<'bound, C: Poolable> PooledCq<'bound, C> {
     /// Leases `nr_cqe` entries of a pooled completion queue. Sleeps.
     ///
-    /// `vector` is a hint at the completion vector, any number, and is taken modulo the number of
-    /// vectors in use; with `None` the kernel takes them in turns. If no queue of the pool has room
+    /// `vector` is a hint at the completion vector, any number, and is taken modulo
+    /// [`Device::num_comp_vectors`], and by the kernel modulo the number of CPUs that are online; with
+    /// `None` the kernel takes them in turns. If no queue of the pool has room
     /// the kernel allocates one for each vector, with 4096 entries or `nr_cqe`, whichever is more.
     ///
     /// C function: `ib_cq_pool_get()`.
@@ -216,6 +217,12 @@ impl<'bound, C: PollContext> PooledCq<'bound, C> {
                 kernel::bindings::flush_work((&raw mut (*self.as_raw()).__bindgen_anon_1).cast())
             };
         }
+    }
+
+    /// The kernel holds on to the queue: the entries are never given back.
+    pub(crate) fn abandon(self) {
+        self.lease.abandon();
+        core::mem::forget(self);
     }
 
     /// Gives the entries back now. Sleeps.

@@ -164,8 +164,10 @@ mod state {
     }
 }
 
-/// How long the flush of a queue pair may take before the log mentions it, and how often it does.
-const FLUSH_PATIENCE_MS: u32 = 10_000;
+/// How many milliseconds the flush of a queue pair may take before the log mentions it, and how often
+/// it does. The tests shorten it.
+#[doc(hidden)]
+pub static FLUSH_PATIENCE_MS: Atomic<u32> = Atomic::new(10_000);
 /// After how many of these the requests are given up: never freed, since the device may use them.
 const FLUSH_ATTEMPTS: u32 = 6;
 
@@ -195,6 +197,8 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     doubtful: Atomic<u32>,
     send_depth: u32,
     port: Port<'bound>,
+    /// When teardown began. Written by `begin`, read by `destroy`.
+    begun: UnsafeCell<Option<Instant<Monotonic>>>,
     /// Opens when teardown began and nothing is in flight.
     #[pin]
     drained: Latch,
@@ -206,7 +210,15 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
 
 struct StandsOn<'bound, C: PollContext> {
     cq: PooledCq<'bound, C>,
-    _pd: ProtectionDomain<'bound>,
+    pd: ProtectionDomain<'bound>,
+}
+
+impl<C: PollContext> StandsOn<'_, C> {
+    /// The queue pair that stands on it stays for ever, so this has to, too.
+    fn abandon(self) {
+        self.cq.abandon();
+        self.pd.abandon();
+    }
 }
 
 // SAFETY: The RDMA core does its own locking, the handler is `Send` and `Sync`, tags are `Send`, and
@@ -226,6 +238,8 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
 
     /// Refuses further posts and lets the device give back what it has.
     fn begin(&self) {
+        // SAFETY: Called once, before `destroy`, and nobody else touches the field.
+        unsafe { *self.begun.get() = Some(Instant::now()) };
         self.send_limit.store(0, Relaxed);
         self.recv_limit.store(0, Relaxed);
         // Full: orders the limits before it for who posts, and the handlers' work before what
@@ -266,6 +280,10 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
                 }
             );
             if drained {
+                // SAFETY: `destroy` is called once, and nobody else touches the field.
+                if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
+                    stands_on.abandon();
+                }
                 return Fate::Keep;
             }
             // The device has the queue pair and may call back yet, into a module that may be about
@@ -275,7 +293,10 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
         if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
             // A driver may only flush when the queue pair is destroyed.
             stands_on.cq.flush();
-            drained = drained || self.drained.wait_unchecked(FLUSH_PATIENCE_MS / 10);
+            drained = drained
+                || self
+                    .drained
+                    .wait_unchecked(FLUSH_PATIENCE_MS.load(Relaxed) / 10);
             stands_on.cq.put();
         }
         if !drained {
@@ -309,16 +330,21 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     }
 
     /// Waits until nothing is in flight, or until there is no hope of it.
+    ///
+    /// The time counts from when teardown began: of many that have to be waited for, each has had its
+    /// time when its turn comes.
     fn wait_drained(&self) -> bool {
-        let start = Instant::<Monotonic>::now();
-        for _ in 0..FLUSH_ATTEMPTS {
+        // SAFETY: Written by `begin` only, which was called before.
+        let begun = unsafe { *self.begun.get() }.unwrap_or_else(Instant::now);
+        let patience = FLUSH_PATIENCE_MS.load(Relaxed);
+        loop {
             let doubtful = u64::from(self.doubtful.load(Relaxed));
-            let patience = if doubtful == 0 {
-                FLUSH_PATIENCE_MS
+            let turn = if doubtful == 0 {
+                patience
             } else {
-                FLUSH_PATIENCE_MS / 10
+                patience / 10
             };
-            if self.drained.wait_unchecked(patience) {
+            if self.drained.wait_unchecked(turn) {
                 return true;
             }
             let state = self.state.load(Relaxed);
@@ -326,19 +352,20 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 state::count(state, Side::Send),
                 state::count(state, Side::Recv),
             );
+            let elapsed = begun.elapsed().as_millis();
             pr_warn!(
                 "{}: qp={}: sends={} recvs={} not given back after {} ms\n",
                 self.device.name(),
                 self.num,
                 sends,
                 recvs,
-                start.elapsed().as_millis()
+                elapsed
             );
-            if sends + recvs <= doubtful {
-                break;
+            let limit = i64::from(patience.saturating_mul(FLUSH_ATTEMPTS));
+            if elapsed >= limit || sends + recvs <= doubtful {
+                return false;
             }
         }
-        false
     }
 
     fn limit(&self, side: Side) -> &Atomic<u32> {
@@ -362,9 +389,11 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
 
     #[cold]
     fn refusal(&self, side: Side) -> Error {
+        // Acquire: pairs with `fail`, so that who sees what it closed sees that it failed.
+        let closed = side == Side::Send && self.send_limit.load(Acquire) == 0;
         if state::is_closing(self.state.load(Relaxed)) || self.failed.load(Relaxed) {
             ESHUTDOWN
-        } else if side == Side::Send && self.send_limit.load(Relaxed) == 0 {
+        } else if closed && self.send_depth != 0 {
             ENOTCONN
         } else {
             ENOMEM
@@ -436,9 +465,6 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        if !core::ptr::eq(request.buffer().device(), self.device) {
-            return Err(PostError::new(EINVAL, request));
-        }
         request.buffer().sync_for_device();
         let mut sge = bindings::ib_sge {
             addr: request.buffer().dma_addr(),
@@ -716,13 +742,29 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     /// }
     /// ```
     ///
+    /// All that a queue pair stands on is of one device, since each window has a lifetime of its own
+    /// (rustc has no code for this error):
+    ///
+    /// ```compile_fail
+    /// # use kernel::prelude::*;
+    /// # use rdma::{context::*, device::Port, pd::ProtectionDomain, pool::PooledCq, qp::*};
+    /// fn mix<'one, 'other, H: for<'a> Handler<'a, Context = Softirq>>(
+    ///     pd: &ProtectionDomain<'one>,
+    ///     cq: PooledCq<'other, Softirq>,
+    ///     port: Port<'one>,
+    ///     handler: H,
+    ///     may_sleep: MaySleep<'_>,
+    /// ) -> Result<QueuePair<'one, H>> {
+    ///     QueuePair::new(pd, cq, port, Depths { send: 1, recv: 1 }, handler, may_sleep)
+    /// }
+    /// ```
+    ///
     /// C functions: `ib_create_qp()`, `ib_modify_qp()`.
     ///
     /// # Errors
     ///
-    /// - `EINVAL`, with a line in the log, if the protection domain, the queue and the port aren't of
-    ///   one device, if a depth is over [`Device::max_qp_wr`], or if both together are zero or more
-    ///   than the lease has entries.
+    /// - `EINVAL`, with a line in the log, if a depth is over [`Device::max_qp_wr`], or if both together
+    ///   are zero or more than the lease has entries.
     /// - Those of the driver; `ENOMEM`; `EDEADLK` where sleeping is not possible.
     pub fn new<E>(
         pd: &ProtectionDomain<'bound>,
@@ -737,15 +779,6 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     {
         may_sleep.check("QueuePair::new")?;
         let dev = pd.device();
-        if !core::ptr::eq(dev, cq.device()) || !core::ptr::eq(dev, port.device()) {
-            log_refusal!(
-                "{}: queue pair of several devices: the queue is of {}, the port of {}\n",
-                dev.name(),
-                cq.device().name(),
-                port.device().name()
-            );
-            return Err(EINVAL);
-        }
         let max = dev.max_qp_wr().min(state::MAX_DEPTH);
         if depths.send > max || depths.recv > max {
             log_refusal!(
@@ -784,10 +817,11 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 doubtful: Atomic::new(0),
                 send_depth: depths.send,
                 port,
+                begun: UnsafeCell::new(None),
                 drained <- Latch::new(),
                 stands_on: UnsafeCell::new(Some(StandsOn {
                     cq,
-                    _pd: pd.clone(),
+                    pd: pd.clone(),
                 })),
                 handler <- handler,
             }? Error),
@@ -1011,7 +1045,6 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     /// - `ENOMEM` if as many sends are in flight as the queue pair was made for.
     /// - `ENOTCONN` if the queue pair isn't connected.
     /// - `ESHUTDOWN` if a request has failed, or teardown began.
-    /// - `EINVAL` if the buffer is of another device.
     /// - Those of the driver.
     #[inline]
     pub fn post_send(

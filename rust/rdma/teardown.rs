@@ -265,10 +265,63 @@ pub(crate) struct Register {
     living: Mutex<Living>,
     /// Whether there was anything that the kernel could not let go of.
     kept: Atomic<bool>,
-    /// A stack of nodes whose handles were dropped.
-    discarded: Atomic<*mut Node>,
+    /// Nodes whose handles were dropped.
+    discarded: Stack,
+    /// Those of them whose objects are being taken down, but have yet to be waited for.
+    begun: Stack,
+    /// Begins with what was discarded. It never waits, so that one that takes its time holds up none.
     #[pin]
-    reaper: Opaque<kernel::bindings::work_struct>,
+    beginner: Opaque<kernel::bindings::work_struct>,
+    /// Ends what was begun, and waits for it.
+    #[pin]
+    finisher: Opaque<kernel::bindings::work_struct>,
+}
+
+/// A stack of nodes, which anybody may put one on, in any context.
+///
+/// # Invariants
+///
+/// The nodes on it are enrolled, and their links belong to the stack.
+struct Stack(Atomic<*mut Node>);
+
+impl Stack {
+    fn new() -> Self {
+        Self(Atomic::new(core::ptr::null_mut()))
+    }
+
+    /// Puts a node on the stack. Says whether it is the first.
+    ///
+    /// # Safety
+    ///
+    /// The node is enrolled, and on no stack.
+    unsafe fn push(&self, entry: Entry) -> bool {
+        let mut head = self.0.load(Relaxed);
+        loop {
+            // SAFETY: The link is ours until the node is on the stack.
+            unsafe { *entry.node().next.get() = head };
+            // Release: who takes the stack sees all that was done to the object.
+            match self.0.cmpxchg(head, entry.0.as_ptr(), Release) {
+                Ok(_) => return head.is_null(),
+                Err(current) => head = current,
+            }
+        }
+    }
+
+    /// Takes all nodes off the stack and calls `f` for each, which may free it. Says whether there
+    /// was any.
+    fn take(&self, mut f: impl FnMut(Entry)) -> bool {
+        // Acquire: pairs with the release in `push`.
+        let first = self.0.xchg(core::ptr::null_mut(), Acquire);
+        let mut next = first;
+        while let Some(node) = NonNull::new(next) {
+            // INVARIANT: By the type invariant the nodes are enrolled.
+            let entry = Entry(node);
+            // SAFETY: By the type invariant the link was the stack's, and is ours now.
+            next = unsafe { *entry.node().next.get() };
+            f(entry);
+        }
+        !first.is_null()
+    }
 }
 
 // SAFETY: The nodes on the stack belong to objects that may be used from any thread.
@@ -287,30 +340,50 @@ impl Register {
                 "rdma::Register::living"
             ),
             kept: Atomic::new(false),
-            discarded: Atomic::new(core::ptr::null_mut()),
-            reaper <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid for writes and stays where it is; the lock class is static.
-                unsafe {
-                    kernel::bindings::init_work_with_key(
-                        slot,
-                        Some(Self::reap_work),
-                        false,
-                        c"rdma::Register::reaper".as_char_ptr(),
-                        kernel::static_lock_class!().as_ptr(),
-                    )
-                }
-            }),
+            discarded: Stack::new(),
+            begun: Stack::new(),
+            beginner <- Self::new_work(Self::begin_work),
+            finisher <- Self::new_work(Self::finish_work),
+        })
+    }
+
+    fn new_work(
+        run: unsafe extern "C" fn(*mut kernel::bindings::work_struct),
+    ) -> impl PinInit<Opaque<kernel::bindings::work_struct>> {
+        Opaque::ffi_init(move |slot| {
+            // SAFETY: `slot` is valid for writes and stays where it is; the lock class is static.
+            unsafe {
+                kernel::bindings::init_work_with_key(
+                    slot,
+                    Some(run),
+                    false,
+                    c"rdma::Register".as_char_ptr(),
+                    kernel::static_lock_class!().as_ptr(),
+                )
+            }
         })
     }
 
     /// # Safety
     ///
-    /// `work` is the work item of a live register.
-    unsafe extern "C" fn reap_work(work: *mut kernel::bindings::work_struct) {
+    /// `work` is the field `beginner` of a live register.
+    unsafe extern "C" fn begin_work(work: *mut kernel::bindings::work_struct) {
         // SAFETY: By the function's requirements. `close` waits for the work before the register
         // goes.
-        let register = unsafe { &*kernel::container_of!(Opaque::cast_from(work), Self, reaper) };
-        register.reap();
+        let register = unsafe { &*kernel::container_of!(Opaque::cast_from(work), Self, beginner) };
+        if register.begin() {
+            // SAFETY: As above.
+            unsafe { bindings::rdma_queue_work(register.finisher.get()) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `work` is the field `finisher` of a live register.
+    unsafe extern "C" fn finish_work(work: *mut kernel::bindings::work_struct) {
+        // SAFETY: As in `begin_work`.
+        let register = unsafe { &*kernel::container_of!(Opaque::cast_from(work), Self, finisher) };
+        register.finish_begun();
     }
 
     /// Hands an object over to the register of `device`.
@@ -361,67 +434,48 @@ impl Register {
         })
     }
 
-    /// Puts a node on the stack of the discarded and sees to it that somebody comes for it.
-    ///
-    /// May be called from any context.
+    /// Sees to it that an object is taken down. May be called from any context.
     ///
     /// # Safety
     ///
     /// The node is enrolled here, was not discarded before, and its handle is not used any more.
     unsafe fn discard(&self, entry: Entry) {
-        let mut head = self.discarded.load(Relaxed);
-        loop {
-            // SAFETY: The link is ours until the node is on the stack.
-            unsafe { *entry.node().next.get() = head };
-            // Release: who takes the stack sees all that was done to the object.
-            match self.discarded.cmpxchg(head, entry.0.as_ptr(), Release) {
-                Ok(_) => break,
-                Err(current) => head = current,
-            }
-        }
+        // SAFETY: By the function's requirements.
+        let first = unsafe { self.discarded.push(entry) };
         // Otherwise who put the first one there has seen to it.
-        if head.is_null() {
+        if first {
             // SAFETY: The work item is initialized; `close` ends it before the register goes.
-            unsafe { bindings::rdma_queue_work(self.reaper.get()) };
+            unsafe { bindings::rdma_queue_work(self.beginner.get()) };
         }
+    }
+
+    /// Begins to take down what was discarded. Sleeps, but waits for nothing. Says whether there was
+    /// any.
+    fn begin(&self) -> bool {
+        self.discarded.take(|entry| {
+            let mut living = self.living.lock();
+            living.state(entry).dropped = true;
+            let object = living.claim(entry, Claim::Owner);
+            drop(living);
+            if let Some(object) = object {
+                // SAFETY: The object is enrolled, so it is live.
+                unsafe { (entry.node().begin)(object) };
+            }
+            // SAFETY: It was just taken off the other stack.
+            unsafe { self.begun.push(entry) };
+        })
+    }
+
+    /// Ends what was begun. Sleeps, and waits. Says whether there was any.
+    fn finish_begun(&self) -> bool {
+        // SAFETY: They were claimed by `begin`. Where they weren't, `close` has finished them.
+        self.begun.take(|entry| unsafe { self.finish(entry) })
     }
 
     /// Takes down what was discarded, and what is discarded by doing so. Sleeps, and waits.
-    ///
-    /// Several threads may do so at once, each with what it took off the stack.
     fn reap(&self) {
-        loop {
-            // Acquire: pairs with the release in `discard`.
-            let first = self.discarded.xchg(core::ptr::null_mut(), Acquire);
-            if first.is_null() {
-                return;
-            }
-            // All begin before the first is waited for: hundreds of queue pairs flush side by side.
-            Self::each(first, |entry| {
-                let mut living = self.living.lock();
-                living.state(entry).dropped = true;
-                let Some(object) = living.claim(entry, Claim::Owner) else {
-                    return;
-                };
-                drop(living);
-                // SAFETY: The object is enrolled, so it is live.
-                unsafe { (entry.node().begin)(object) };
-            });
-            // SAFETY: They were claimed above. Where they weren't, `close` has finished them.
-            Self::each(first, |entry| unsafe { self.finish(entry) });
-        }
-    }
-
-    /// Calls `f` for each node of the stack that `first` is the top of. `f` may free the node.
-    fn each(first: *mut Node, f: impl Fn(Entry)) {
-        let mut next = first;
-        while let Some(node) = NonNull::new(next) {
-            // INVARIANT: Nodes on the stack are enrolled.
-            let entry = Entry(node);
-            // SAFETY: Who took the stack owns the links.
-            next = unsafe { *entry.node().next.get() };
-            f(entry);
-        }
+        // All begin before the first is waited for: hundreds of queue pairs flush side by side.
+        while self.begin() | self.finish_begun() {}
     }
 
     /// Destroys the object, if that wasn't done, and frees it, unless the window is closing.
@@ -487,7 +541,10 @@ impl Register {
         // From here on nobody but this function frees anything, so that entries stay valid.
         self.living.lock().closing = true;
         // SAFETY: Initialized in `new`.
-        unsafe { kernel::bindings::disable_work_sync(self.reaper.get()) };
+        unsafe {
+            kernel::bindings::disable_work_sync(self.beginner.get());
+            kernel::bindings::disable_work_sync(self.finisher.get());
+        }
         self.reap();
 
         for kind in Kind::IN_ORDER {
@@ -593,6 +650,9 @@ unsafe impl<R: Resource + Send> Send for Owned<'_, R> {}
 // SAFETY: It only gives out shared references to the `R`.
 unsafe impl<R: Resource + Sync> Sync for Owned<'_, R> {}
 
+// The object is pinned, not the handle.
+impl<R: Resource> Unpin for Owned<'_, R> {}
+
 impl<'bound, R: Resource> Owned<'bound, R> {
     /// The device on which the object was made.
     pub(crate) fn device(&self) -> &'bound Device<'bound> {
@@ -604,6 +664,16 @@ impl<'bound, R: Resource> Owned<'bound, R> {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: By the type invariant; the handle is gone, and its drop does not run.
         unsafe { this.device.register().take_down(this.entry()) };
+    }
+
+    /// The kernel holds on to what the object stands for: nobody takes it down any more.
+    pub(crate) fn abandon(&self) {
+        let register = self.device.register();
+        register.kept.store(true, Relaxed);
+        let mut living = register.living.lock();
+        let state = living.state(self.entry());
+        state.claimed = Some(Claim::Owner);
+        state.fate = Some(Fate::Keep);
     }
 
     fn entry(&self) -> Entry {
