@@ -25,6 +25,8 @@
 //!
 //! Every request that was posted comes back exactly once, whatever happens to the connection, the
 //! queue pair or the device.
+//!
+//! What could go wrong, and why it doesn't, is in [`hazards`].
 
 // What Kbuild passes by `-Zcrate-attr`, which rustdoc doesn't heed.
 #![cfg_attr(doc, no_std, feature(asm_goto))]
@@ -46,6 +48,8 @@ pub mod completion;
 pub mod context;
 pub mod device;
 pub mod event;
+#[cfg(doc)]
+pub mod hazards;
 pub mod latch;
 pub mod pd;
 pub mod pool;
