@@ -5,6 +5,7 @@
  * None of them is on the path of a work request or of a completion: `ib_post_send()`,
  * `ib_post_recv()` and `ib_poll_cq()` are one indirect call each, which Rust makes itself.
  */
+#include <linux/cpu.h>
 #include <linux/inetdevice.h>
 #include <linux/netdevice.h>
 #include <linux/preempt.h>
@@ -36,6 +37,17 @@ bool rust_helper_rdma_in_softirq(void)
 bool rust_helper_rdma_in_wq_worker(void)
 {
 	return in_task() && (current->flags & PF_WQ_WORKER);
+}
+
+/* Without CPU hotplug these are empty, and the kernel's bindings have none. */
+void rust_helper_rdma_cpus_read_lock(void)
+{
+	cpus_read_lock();
+}
+
+void rust_helper_rdma_cpus_read_unlock(void)
+{
+	cpus_read_unlock();
 }
 
 bool rust_helper_rdma_may_log(void)

@@ -142,11 +142,11 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         // no queue any more, and go on allocating.
         //
         // SAFETY: We may sleep, and the lock is released below.
-        unsafe { kernel::bindings::cpus_read_lock() };
+        unsafe { bindings::rdma_cpus_read_lock() };
         // SAFETY: The device is valid, we may sleep, and the arguments were checked above.
         let cq = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), nr_cqe, hint, C::RAW) };
         // SAFETY: Taken above.
-        unsafe { kernel::bindings::cpus_read_unlock() };
+        unsafe { bindings::rdma_cpus_read_unlock() };
         let cq = NonNull::new(from_err_ptr(cq)?).ok_or(ENOMEM)?;
 
         let lease = KBox::new(
