@@ -142,7 +142,7 @@ impl<'bound> Task<'bound> for Run<'bound> {
     fn stop(&self) {
         self.stop.store(true, Release);
         if let Some(traffic) = self.traffic.lock().as_ref() {
-            traffic.over.open();
+            traffic.stop();
         }
     }
 }

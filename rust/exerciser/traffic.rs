@@ -98,6 +98,12 @@ impl Traffic {
         })
     }
 
+    /// Ends the traffic early. What fails from now on does so for that reason.
+    pub(crate) fn stop(&self) {
+        self.failures_logged.store(true, Relaxed);
+        self.over.open();
+    }
+
     fn end_finished(&self) {
         if self.unfinished.fetch_sub(1u32, Relaxed) == 1 {
             self.over.open();
