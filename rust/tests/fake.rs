@@ -320,6 +320,12 @@ impl Fake {
         unsafe { fake_echo(self.0.as_ptr(), echo) };
     }
 
+    /// Has all requests complete soon after they were posted, until the device goes.
+    pub(crate) fn pump(&self) {
+        // SAFETY: By the type invariant.
+        unsafe { fake_pump(self.0.as_ptr()) };
+    }
+
     /// How often the op was called.
     pub(crate) fn calls(&self, op: Op) -> u32 {
         // SAFETY: By the type invariant.
@@ -457,6 +463,7 @@ extern "C" {
     fn fake_refuse(fake: *mut c_void, refusal: u32);
     fn fake_flush_when(fake: *mut c_void, flush: u32);
     fn fake_echo(fake: *mut c_void, echo: bool);
+    fn fake_pump(fake: *mut c_void);
     fn fake_calls(fake: *mut c_void, op: u32) -> u32;
     fn fake_count(fake: *mut c_void, count: u32) -> u32;
     fn fake_pending(fake: *mut c_void, qp_num: u32, recv: bool) -> u32;

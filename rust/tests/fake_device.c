@@ -40,6 +40,8 @@ struct fake {
 	enum fake_flush flush;
 	/* Whether a request is complete as soon as it is posted. */
 	bool echo;
+	/* Completes what is in flight, now and then. */
+	struct delayed_work pump;
 	u32 next_qp_num;
 	u32 most_queued;
 	u32 overruns;
@@ -327,15 +329,21 @@ static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struc
 	}
 }
 
-static void flush_qp(struct fake *fake, struct fake_qp *qp)
+static void finish_qp(struct fake *fake, struct fake_qp *qp, const struct fake_wc *wc)
 {
-	static const struct fake_wc wc = { .status = IB_WC_WR_FLUSH_ERR, .vendor_err = 0xf1 };
 	struct fake_wr *wr, *next;
 	int recv;
 
 	for (recv = 0; recv <= 1; recv++)
 		list_for_each_entry_safe(wr, next, &qp->pending[recv], node)
-			finish(fake, wr, recv, &wc);
+			finish(fake, wr, recv, wc);
+}
+
+static void flush_qp(struct fake *fake, struct fake_qp *qp)
+{
+	static const struct fake_wc wc = { .status = IB_WC_WR_FLUSH_ERR, .vendor_err = 0xf1 };
+
+	finish_qp(fake, qp, &wc);
 }
 
 /* --- queue pairs ------------------------------------------------------------------------------ */
@@ -513,6 +521,19 @@ static const struct ib_device_ops fake_ops = {
 
 /* --- what the tests call ---------------------------------------------------------------------- */
 
+static void pump(struct work_struct *work)
+{
+	struct fake *fake = container_of(to_delayed_work(work), struct fake, pump);
+	static const struct fake_wc wc = { .byte_len = 1 };
+	struct fake_qp *qp;
+
+	scoped_guard(spinlock_irqsave, &fake->lock)
+		list_for_each_entry(qp, &fake->qps, node)
+			if (qp->state != IB_QPS_ERR)
+				finish_qp(fake, qp, &wc);
+	queue_delayed_work(system_dfl_wq, &fake->pump, 1);
+}
+
 struct fake *fake_new(const struct fake_setup *setup)
 {
 	struct fake *fake = kzalloc_obj(*fake);
@@ -524,6 +545,7 @@ struct fake *fake_new(const struct fake_setup *setup)
 	INIT_LIST_HEAD(&fake->pds);
 	INIT_LIST_HEAD(&fake->cqs);
 	INIT_LIST_HEAD(&fake->qps);
+	INIT_DELAYED_WORK(&fake->pump, pump);
 	fake->next_qp_num = 0x11;
 	return fake;
 }
@@ -559,6 +581,7 @@ void fake_unregister(struct fake *fake)
 	ib_unregister_device(&fake->ib->ibdev);
 	ib_dealloc_device(&fake->ib->ibdev);
 	fake->ib = NULL;
+	cancel_delayed_work_sync(&fake->pump);
 }
 
 void fake_free(struct fake *fake)
@@ -591,6 +614,15 @@ void fake_echo(struct fake *fake, bool echo)
 {
 	guard(spinlock_irqsave)(&fake->lock);
 	fake->echo = echo;
+}
+
+/*
+ * Has all requests complete soon after they were posted, until the device goes. What is posted again by
+ * a handler takes its time as well, so that a softirq which does nothing else comes to an end.
+ */
+void fake_pump(struct fake *fake)
+{
+	queue_delayed_work(system_dfl_wq, &fake->pump, 0);
 }
 
 u32 fake_calls(struct fake *fake, enum fake_op op)

@@ -121,6 +121,7 @@ void fake_fail(struct fake *fake, enum fake_op op, u32 after, u32 times, int err
 void fake_refuse(struct fake *fake, enum fake_refusal refusal);
 void fake_flush_when(struct fake *fake, enum fake_flush flush);
 void fake_echo(struct fake *fake, bool echo);
+void fake_pump(struct fake *fake);
 u32 fake_calls(struct fake *fake, enum fake_op op);
 u32 fake_count(struct fake *fake, enum fake_count count);
 u32 fake_pending(struct fake *fake, u32 qp_num, bool recv);

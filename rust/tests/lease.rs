@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn where_sleeping_is_fine_a_drop_gives_back_at_once() -> Result {
         with_device(Setup::new(), |t| {
-            for _ in 0..100 {
+            for _ in 0..20 {
                 let lease = t.lease::<Softirq>(4096, None)?;
                 drop(lease);
                 check_eq!(t.count(Count::Leased), 0);
@@ -358,7 +358,7 @@ mod tests {
         with_device(Setup::new().max_cqe(64).vectors(8), |t| {
             let mut leases: KVec<PooledCq<'_, Softirq>> = KVec::new();
             let mut size = 1;
-            for i in 0..200 {
+            for i in 0..120 {
                 size = (size * 37 + 11) % 64 + 1;
                 leases.push(t.lease(size, None)?, GFP_KERNEL)?;
                 if i % 3 == 2 {

@@ -105,11 +105,11 @@ mod tests {
     fn it_runs_each_time_it_is_queued() -> Result {
         with_device(Setup::new(), |t| {
             let work = work(t, false)?;
-            for i in 1..=100 {
+            for i in 1..=30 {
                 check!(work.enqueue());
                 check!(eventually(|| t.log().b.get() == i));
             }
-            check_eq!(t.log().a.get(), 100);
+            check_eq!(t.log().a.get(), 30);
             Ok(())
         })
     }
@@ -200,7 +200,7 @@ mod tests {
         with_device_then(
             Setup::new(),
             |t| {
-                for _ in 0..100 {
+                for _ in 0..30 {
                     let work = work(t, false)?;
                     check!(work.enqueue());
                     t.keep(work)?;
@@ -212,7 +212,7 @@ mod tests {
                 check_eq!(env.log.b.get(), before);
                 a_while();
                 check_eq!(env.log.a.get(), before);
-                check_eq!(env.log.c.get(), 100);
+                check_eq!(env.log.c.get(), 30);
                 Ok(())
             },
         )
