@@ -47,7 +47,8 @@ use rdma::{
         Depths,
         Handler,
         Poster,
-        QueuePair, //
+        QueuePair,
+        FLUSH_PATIENCE_MS, //
     },
     request::{
         PostError,
@@ -140,6 +141,21 @@ pub(crate) fn eventually(condition: impl Fn() -> bool) -> bool {
 /// Waits for a while in which something must not happen.
 pub(crate) fn a_while() {
     fsleep(Delta::from_millis(5));
+}
+
+/// Has the teardown of queue pairs lose its patience early, until this is dropped.
+pub(crate) struct Impatient(u32);
+
+impl Impatient {
+    pub(crate) fn new() -> Self {
+        Self(FLUSH_PATIENCE_MS.xchg(500, Relaxed))
+    }
+}
+
+impl Drop for Impatient {
+    fn drop(&mut self) {
+        FLUSH_PATIENCE_MS.store(self.0, Relaxed);
+    }
 }
 
 /// A number that anybody may add to.

@@ -561,6 +561,101 @@ mod tests {
         )
     }
 
+    /// Queue pairs with a request in flight on either side, which the client keeps.
+    fn with_requests<C: Poolable>(t: &mut Test<'_>, num: u32, come_back: bool) -> Result {
+        for _ in 0..num {
+            let qp = t.connected::<C>(1, 1, post_again)?;
+            let (send, recv) = (t.request(1, 8)?, t.request(2, 8)?);
+            if !come_back {
+                crate::fake::known_leak(qp.handler());
+                crate::fake::known_leak(send.tag());
+                crate::fake::known_leak(recv.tag());
+                t.log().handlers_leaked.add();
+                t.log().tags_leaked.add();
+                t.log().tags_leaked.add();
+            }
+            qp.post_send(send)?;
+            qp.post_recv(recv)?;
+            t.keep(qp)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn requests_that_never_come_back_are_given_up_and_kept() -> Result {
+        let _impatient = Impatient::new();
+        let start = Instant::<Monotonic>::now();
+        let result = with_device_then(
+            Setup::new(),
+            |t| {
+                t.fake().flush_when(Flush::OnDemand);
+                with_requests::<Softirq>(t, 2, false)?;
+                with_requests::<Workqueue>(t, 2, false)
+            },
+            |env| {
+                check_eq!(env.log.completed(), 0);
+                // The memory stays; the kernel's objects went.
+                check_eq!(env.log.tags_dropped.get(), 0);
+                check_eq!(env.log.handlers_dropped.get(), 0);
+                check_eq!(env.fake.calls(Op::DestroyQp), 4);
+                Ok(())
+            },
+        );
+        // Six times the patience, not that for each of the four.
+        check!(start.elapsed().as_millis() < 6_000);
+        outcome().and(result)
+    }
+
+    fn back_by_destruction<C: Poolable>(t: &mut Test<'_>) -> Result {
+        t.fake().flush_when(Flush::OnDestroy);
+        with_requests::<C>(t, 2, true)
+    }
+
+    fn all_came_back(env: &Env) -> Result {
+        check_eq!(env.log.flushed.get(), 4);
+        check_eq!(env.log.tags_dropped.get(), 4);
+        check_eq!(env.log.handlers_dropped.get(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn requests_that_come_back_by_destruction_only_are_handled_in_softirq() -> Result {
+        let _impatient = Impatient::new();
+        with_device_then(Setup::new(), back_by_destruction::<Softirq>, all_came_back)
+    }
+
+    #[test]
+    fn requests_that_come_back_by_destruction_only_are_handled_in_a_worker() -> Result {
+        let _impatient = Impatient::new();
+        with_device_then(
+            Setup::new(),
+            back_by_destruction::<UnboundWorkqueue>,
+            all_came_back,
+        )
+    }
+
+    #[test]
+    fn requests_that_come_back_after_a_failed_destruction_are_handled() -> Result {
+        let _impatient = Impatient::new();
+        with_device(Setup::new(), |t| {
+            t.fake().flush_when(Flush::OnDemand);
+            t.fake().fail_always(Op::DestroyQp, EBUSY);
+            let qp = t.connected::<Softirq>(1, 1, post_again)?;
+            qp.post_send(t.request(1, 8)?)?;
+            qp.post_recv(t.request(2, 8)?)?;
+            drop(qp);
+            check!(eventually(|| t.fake().calls(Op::DestroyQp) >= 1));
+            check_eq!(t.log().handlers_dropped.get(), 0);
+            t.fake().heal(Op::DestroyQp);
+            t.fake().flush_all();
+            check!(eventually(|| t.log().handlers_dropped.get() == 1));
+            check_eq!(t.log().returned(1), 1);
+            check_eq!(t.log().returned(2), 1);
+            check_eq!(t.count(Count::LivePd), 0);
+            Ok(())
+        })
+    }
+
     #[test]
     fn one_that_cannot_be_destroyed_with_a_request_in_flight_is_tried_again() -> Result {
         with_device(Setup::new(), |t| {
