@@ -7,7 +7,8 @@
 use core::ptr::NonNull;
 use kernel::{
     error::to_result,
-    prelude::*, //
+    prelude::*,
+    str::CStr, //
 };
 use rdma::client::{
     Registered,
@@ -425,6 +426,72 @@ impl Drop for Plugged<'_> {
     }
 }
 
+/// What is counted on a real device. C type: `enum real_count`.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(crate) enum RealCount {
+    Pd,
+    Qp,
+    CmId,
+    /// Entries of pooled queues that are leased.
+    Leased,
+}
+
+impl RealCount {
+    pub(crate) const ALL: [RealCount; 4] = [
+        RealCount::Pd,
+        RealCount::Qp,
+        RealCount::CmId,
+        RealCount::Leased,
+    ];
+}
+
+/// A device of a driver of the kernel's own. It can't go as long as this is there.
+///
+/// # Invariants
+///
+/// `device` points to a registered `struct ib_device`, of which we have a reference.
+pub(crate) struct Real {
+    device: NonNull<c_void>,
+    name: &'static CStr,
+}
+
+// SAFETY: The functions do their own locking.
+unsafe impl Send for Real {}
+// SAFETY: As above.
+unsafe impl Sync for Real {}
+
+impl Real {
+    /// Finds the device of that name, or fails with `ENODEV`. The tests themselves do this, never what
+    /// is called back.
+    pub(crate) fn get(name: &'static CStr) -> Result<Self> {
+        // SAFETY: The name is valid. Registering a client, which this does, is fine outside of
+        // callbacks.
+        let device = unsafe { real_get(name.as_char_ptr()) };
+        // INVARIANT: It comes with a reference, which `drop` gives back.
+        Ok(Self {
+            device: NonNull::new(device).ok_or(ENODEV)?,
+            name,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.name
+    }
+
+    pub(crate) fn count(&self, count: RealCount) -> u32 {
+        // SAFETY: By the type invariant.
+        unsafe { real_count(self.device.as_ptr(), count as u32) }
+    }
+}
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant.
+        unsafe { real_put(self.device.as_ptr()) };
+    }
+}
+
 // SAFETY: Always the same slot, and nobody else's.
 unsafe impl Registered for TestClient {
     fn slot() -> &'static Slot {
@@ -482,4 +549,7 @@ extern "C" {
     fn fake_scavenge(fake: *mut c_void);
     fn fake_run(context: u32, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
     fn fake_known_leak(p: *const c_void);
+    fn real_get(name: *const c_char) -> *mut c_void;
+    fn real_put(device: *mut c_void);
+    fn real_count(device: *mut c_void, count: u32) -> u32;
 }

@@ -922,3 +922,59 @@ void fake_known_leak(const void *p)
 	kmemleak_not_leak(leak);
 	leak->p = p;
 }
+
+/* --- real devices ----------------------------------------------------------------------------- */
+
+static const char *wanted;
+static struct ib_device *found;
+
+static int find_real(struct ib_device *device)
+{
+	if (!strcmp(dev_name(&device->dev), wanted) && ib_device_try_get(device))
+		found = device;
+	return 0;
+}
+
+/* The device of that name, which then can't go until it is put. One caller at a time. */
+struct ib_device *real_get(const char *name)
+{
+	/* Only clients are told of devices. */
+	static struct ib_client finder = { .name = "rdma_kunit_finder", .add = find_real };
+
+	wanted = name;
+	found = NULL;
+	if (ib_register_client(&finder))
+		return NULL;
+	ib_unregister_client(&finder);
+	return found;
+}
+
+void real_put(struct ib_device *device)
+{
+	ib_device_put(device);
+}
+
+u32 real_count(struct ib_device *device, enum real_count count)
+{
+	struct ib_cq *cq;
+	u32 n = 0;
+	int i;
+
+	switch (count) {
+	case REAL_PD:
+		return rdma_restrack_count(device, RDMA_RESTRACK_PD, true);
+	case REAL_QP:
+		return rdma_restrack_count(device, RDMA_RESTRACK_QP, true);
+	case REAL_CM_ID:
+		return rdma_restrack_count(device, RDMA_RESTRACK_CM_ID, true);
+	case REAL_LEASED: {
+		guard(spinlock_irq)(&device->cq_pools_lock);
+		for (i = 0; i < ARRAY_SIZE(device->cq_pools); i++)
+			list_for_each_entry(cq, &device->cq_pools[i], pool_entry)
+				n += cq->cqe_used;
+		return n;
+	}
+	default:
+		return 0;
+	}
+}

@@ -13,6 +13,7 @@
 #include <linux/types.h>
 
 struct fake;
+struct ib_device;
 
 /* What the device is like. */
 struct fake_setup {
@@ -135,5 +136,19 @@ void fake_scavenge(struct fake *fake);
 
 void fake_run(enum fake_context context, void (*fn)(void *data), void *data);
 void fake_known_leak(const void *p);
+
+/* What is counted on a real device. */
+enum real_count {
+	REAL_PD,
+	REAL_QP,
+	REAL_CM_ID,
+	/* Entries of pooled queues that are leased. */
+	REAL_LEASED,
+	REAL_COUNTS,
+};
+
+struct ib_device *real_get(const char *name);
+void real_put(struct ib_device *device);
+u32 real_count(struct ib_device *device, enum real_count count);
 
 #endif

@@ -15,7 +15,10 @@ use kernel::{
     global_lock,
     new_spinlock_irq,
     prelude::*,
-    str::CStr,
+    str::{
+        CStr,
+        CString, //
+    },
     sync::{
         atomic::{
             Atomic,
@@ -61,6 +64,8 @@ use crate::fake::{
     Count,
     Fake,
     Plugged,
+    Real,
+    RealCount,
     Setup, //
 };
 
@@ -171,6 +176,11 @@ impl Counter {
         self.0.fetch_add(1, Relaxed)
     }
 
+    /// Takes one off.
+    pub(crate) fn sub(&self) {
+        self.0.fetch_sub(1u32, Relaxed);
+    }
+
     pub(crate) fn set(&self, value: u32) {
         self.0.store(value, Relaxed);
     }
@@ -255,9 +265,22 @@ impl Log {
 /// A test under way.
 pub(crate) struct Env {
     pub(crate) fake: Fake,
+    /// The device of a test that wants a real one; the fake one is never registered then.
+    real: Option<Real>,
     pub(crate) log: Log,
     body: Body,
     result: Atomic<i32>,
+}
+
+impl Env {
+    /// Whether the test is to run on a device. There may be others: a client gets them all.
+    fn wants(&self, dev: &Device<'_>) -> Result<bool> {
+        let name = CString::try_from_fmt(fmt!("{}", dev.name()))?;
+        Ok(match &self.real {
+            Some(real) => *name == *real.name(),
+            None => name.to_bytes().starts_with(b"fake"),
+        })
+    }
 }
 
 /// What a test does while its client is on the device.
@@ -294,6 +317,11 @@ impl<'bound> Test<'bound> {
 
     pub(crate) fn count(&self, count: Count) -> u32 {
         self.fake().count(count)
+    }
+
+    /// What is counted on a real device.
+    pub(crate) fn real(&self, count: RealCount) -> u32 {
+        self.env.real.as_ref().map_or(0, |real| real.count(count))
     }
 
     pub(crate) fn may_sleep(&self) -> MaySleep<'bound> {
@@ -640,6 +668,9 @@ fn run_body<'bound>(
     may_wait: MayWait<'bound>,
 ) -> Result<Kept<'bound>> {
     let env = CURRENT.lock().clone().ok_or(ENODEV)?;
+    if !env.wants(dev)? {
+        return Ok(Kept(KVec::new()));
+    }
     let mut test = Test {
         dev,
         may_wait,
@@ -661,9 +692,14 @@ pub(crate) struct Stage {
 impl Stage {
     /// Makes a device, which isn't registered, and makes `body` what the client does on it.
     pub(crate) fn new(setup: Setup, body: Body) -> Result<Self> {
+        Self::on(setup, None, body)
+    }
+
+    fn on(setup: Setup, real: Option<Real>, body: Body) -> Result<Self> {
         let env = Arc::new(
             Env {
                 fake: Fake::new(setup)?,
+                real,
                 log: Log::new(),
                 body,
                 result: Atomic::new(1),
@@ -753,5 +789,26 @@ pub(crate) fn with_device_leaving(setup: Setup, body: Body, after: After) -> Res
         result
     });
     check_eq!(result, Ok(()));
+    stage.end()
+}
+
+/// Runs a test on a real device, and `after` once its client is off it. The device has to be there.
+///
+/// What is counted on the device has to be the same before and afterwards.
+pub(crate) fn with_real_device(name: &'static CStr, body: Body, after: After) -> Result {
+    let real = Real::get(name).inspect_err(|e| {
+        failure(file!(), line!(), fmt!("{}: {:?}", name, e));
+    });
+    let Ok(real) = real else { return outcome() };
+    let before = RealCount::ALL.map(|count| real.count(count));
+    let stage = Stage::on(Setup::new(), Some(real), body)?;
+    let client = join()?;
+    check_eq!(stage.result(), Ok(()));
+    drop(client);
+    check_eq!(after(&stage.env), Ok(()));
+    stage.check_clean();
+    if let Some(real) = &stage.env.real {
+        check_eq!(RealCount::ALL.map(|count| real.count(count)), before);
+    }
     stage.end()
 }

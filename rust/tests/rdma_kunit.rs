@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! KUnit tests of the crate `rdma`, on a fake RDMA device that does as it is told.
+//! KUnit tests of the crate `rdma`, on a fake RDMA device that does as it is told. Those of [`cases`]
+//! run on devices of the kernel's own, which have to be there.
 //!
 //! Loading the module runs them; the kernel's log has the results, as KTAP.
 
 use kernel::prelude::*;
 
 mod buffer;
+mod cases;
 mod client;
 mod completion;
 mod device;
