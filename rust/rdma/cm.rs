@@ -289,7 +289,10 @@ pub struct Connecting<'a, 'bound, H: Handler<'bound>> {
 impl<'a, 'bound, H: Handler<'bound>> Connecting<'a, 'bound, H> {
     /// Finds the way to `to`, and asks the one who listens there for a connection. Sleeps.
     ///
-    /// Each step takes at most `limit` milliseconds. C functions: `rdma_resolve_addr()`,
+    /// Each step takes at most `limit` milliseconds, but for one: siw connects by TCP while it is asked
+    /// to, and if nobody answers goes on as long as TCP does, for two minutes by default
+    /// (`net.ipv4.tcp_syn_retries`). Where that is, taking down a [`Task`](crate::work::Task) waits for
+    /// it too. C functions: `rdma_resolve_addr()`,
     /// `rdma_resolve_route()`, `rdma_connect()`.
     ///
     /// # Errors

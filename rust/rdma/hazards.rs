@@ -48,6 +48,8 @@
 //!   device goes, the RDMA core warns of it.
 //! - A driver that fails a post without saying whether it took the request leaves the request's memory
 //!   unaccounted for if it didn't: it is never freed.
+//! - siw connects by TCP, and nothing ends that but an answer or the end of TCP's patience, two minutes
+//!   by default. A `remove` meanwhile waits for it.
 //! - Without `CONFIG_PREEMPT_COUNT` nobody can tell that a spinlock is held: a sleeping call there
 //!   isn't refused. Drops are put off there always.
 
