@@ -14,13 +14,19 @@ use kernel::{
         from_result,
         to_result, //
     },
+    new_condvar,
+    new_mutex,
     prelude::*,
     str::CStr,
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Full,
-        Release, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Release, //
+        },
+        CondVar,
+        Mutex, //
     },
     types::Opaque, //
 };
@@ -148,7 +154,7 @@ pub unsafe trait Registered: Client {
 
 /// The place of a registration.
 #[doc(hidden)]
-pub struct Slot(Atomic<*mut bindings::ib_client>);
+pub struct Slot(Atomic<*mut Shared>);
 
 impl Slot {
     /// Makes an empty slot.
@@ -201,6 +207,57 @@ impl<C: Client> Drop for Added<C> {
     }
 }
 
+/// What the callbacks of the RDMA core share.
+#[doc(hidden)]
+#[pin_data]
+pub struct Shared {
+    #[pin]
+    client: Opaque<bindings::ib_client>,
+    /// The addresses of the devices on which the client has a window.
+    #[pin]
+    windows: Mutex<KVec<usize>>,
+    /// Notified when a window has closed.
+    #[pin]
+    closed: CondVar,
+}
+
+// SAFETY: The RDMA core does its own locking, and the rest is behind a lock.
+unsafe impl Send for Shared {}
+// SAFETY: As above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            // SAFETY: All zero is what the RDMA core expects of a client that isn't filled in.
+            client <- Opaque::ffi_init(|client: *mut bindings::ib_client| unsafe {
+                client.write_bytes(0, 1)
+            }),
+            windows <- new_mutex!(KVec::new(), "rdma::client::Shared::windows"),
+            closed <- new_condvar!("rdma::client::Shared::closed"),
+        })
+    }
+
+    fn window_opens(&self, device: NonNull<bindings::ib_device>) -> Result {
+        self.windows.lock().push(device.addr().get(), GFP_KERNEL)?;
+        Ok(())
+    }
+
+    fn window_closed(&self, device: *mut bindings::ib_device) {
+        self.windows
+            .lock()
+            .retain(|window| *window != device.addr());
+        self.closed.notify_all();
+    }
+
+    fn wait_until_closed(&self, device: *mut bindings::ib_device) {
+        let mut windows = self.windows.lock();
+        while windows.contains(&device.addr()) {
+            self.closed.wait(&mut windows);
+        }
+    }
+}
+
 /// The registration of a client with the RDMA core.
 ///
 /// Dropping it takes the client off every device, and sleeps. C functions: `ib_register_client()`,
@@ -208,10 +265,40 @@ impl<C: Client> Drop for Added<C> {
 ///
 /// # Invariants
 ///
-/// `client` is registered, and in `C::slot()`.
+/// `main` was registered after `guard`, and is unregistered before.
 #[doc(hidden)]
-#[pin_data(PinnedDrop)]
+#[pin_data]
 pub struct Registration<C: Registered> {
+    #[pin]
+    main: Main<C>,
+    #[pin]
+    guard: Guard<C>,
+}
+
+/// The client itself.
+///
+/// # Invariants
+///
+/// `shared.client` is registered, and `shared` in `C::slot()`.
+#[pin_data(PinnedDrop)]
+struct Main<C: Registered> {
+    #[pin]
+    shared: Shared,
+    _client: PhantomData<C>,
+}
+
+/// A client that has nothing to do but to wait.
+///
+/// When a device goes while its client is being unregistered, the RDMA core finds nobody to call any
+/// more, and goes on to free the pool of queues that the client has leases in: the client's `remove`
+/// is still running, in the other thread. This one is still registered then. It was registered earlier,
+/// so it is called later, and doesn't return before that `remove` has.
+///
+/// # Invariants
+///
+/// `client` is registered.
+#[pin_data(PinnedDrop)]
+struct Guard<C: Registered> {
     #[pin]
     client: Opaque<bindings::ib_client>,
     _client: PhantomData<C>,
@@ -235,29 +322,46 @@ impl<C: Registered> Registration<C> {
     /// Neither this is called nor is the registration dropped in a callback of the RDMA core, in a
     /// completion handler, or in a [`Task`](crate::work::Task).
     pub unsafe fn new() -> impl PinInit<Self, Error> {
+        // INVARIANT: What is written first is initialized first, and what is declared first is dropped
+        // first.
         try_pin_init!(Self {
-            client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
-                // SAFETY: `client` is valid for writes; all its fields may be zero.
-                unsafe {
-                    client.write_bytes(0, 1);
-                    (*client).name = C::NAME.as_char_ptr();
-                    (*client).add = Some(Self::add_callback);
-                    (*client).remove = Some(Self::remove_callback);
-                }
-                // Full: the client is initialized before a callback finds it.
-                C::slot()
-                    .0
-                    .cmpxchg(core::ptr::null_mut(), client, Full)
-                    .map_err(|_| EBUSY)?;
-                // SAFETY: `client` is initialized and stays where it is until it is unregistered.
-                let registered = to_result(unsafe { bindings::ib_register_client(client) });
-                if registered.is_err() {
-                    C::slot().0.store(core::ptr::null_mut(), Release);
-                }
-                registered
-            }),
-            _client: PhantomData,
+            guard <- Guard::new(),
+            main <- Main::new(),
         })
+    }
+}
+
+impl<C: Registered> Main<C> {
+    fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            shared <- Shared::new(),
+            _client: PhantomData,
+            _: {
+                Self::register(&shared)?;
+            },
+        })
+    }
+
+    fn register(shared: &Shared) -> Result {
+        let client = shared.client.get();
+        // SAFETY: The client is ours until it is registered.
+        unsafe {
+            (*client).name = C::NAME.as_char_ptr();
+            (*client).add = Some(Self::add_callback);
+            (*client).remove = Some(Self::remove_callback);
+        }
+        let shared = core::ptr::from_ref(shared).cast_mut();
+        // Full: the client is initialized before a callback finds it.
+        C::slot()
+            .0
+            .cmpxchg(core::ptr::null_mut(), shared, Full)
+            .map_err(|_| EBUSY)?;
+        // SAFETY: `client` is initialized and stays where it is until it is unregistered.
+        let registered = to_result(unsafe { bindings::ib_register_client(client) });
+        if registered.is_err() {
+            C::slot().0.store(core::ptr::null_mut(), Release);
+        }
+        registered
     }
 
     /// # Safety
@@ -268,17 +372,28 @@ impl<C: Registered> Registration<C> {
             return EINVAL.to_errno();
         };
         from_result(|| {
-            let client = C::slot().0.load(Acquire);
-            // SAFETY: The RDMA core calls `add` with a device on which the client may work until
-            // `remove` returns; if this fails, nothing is kept.
-            let added = unsafe { Added::<C>::new(raw) }.inspect_err(|e| {
-                // SAFETY: The device is valid.
-                let name = unsafe { Name::of(raw.as_ptr()) };
-                pr_err!("{}: client={}: add failed: {:?}\n", name, C::NAME, e);
-            })?;
-            // SAFETY: The client, which is in its slot, is being added to the device.
+            // SAFETY: The slot leads to the registration for as long as there are callbacks.
+            let shared = unsafe { &*C::slot().0.load(Acquire) };
+            let added = shared
+                .window_opens(raw)
+                .and_then(|()| {
+                    // SAFETY: The RDMA core calls `add` with a device on which the client may work
+                    // until `remove` returns; if this fails, nothing is kept.
+                    unsafe { Added::<C>::new(raw) }
+                })
+                .inspect_err(|e| {
+                    shared.window_closed(raw.as_ptr());
+                    // SAFETY: The device is valid.
+                    let name = unsafe { Name::of(raw.as_ptr()) };
+                    pr_err!("{}: client={}: add failed: {:?}\n", name, C::NAME, e);
+                })?;
+            // SAFETY: The client is being added to the device.
             unsafe {
-                bindings::ib_set_client_data(raw.as_ptr(), client, KBox::into_raw(added).cast())
+                bindings::ib_set_client_data(
+                    raw.as_ptr(),
+                    shared.client.get(),
+                    KBox::into_raw(added).cast(),
+                )
             };
             Ok(0)
         })
@@ -287,20 +402,67 @@ impl<C: Registered> Registration<C> {
     /// # Safety
     ///
     /// For the RDMA core only, as `ib_client.remove` of this registration.
-    unsafe extern "C" fn remove_callback(_: *mut bindings::ib_device, data: *mut c_void) {
+    unsafe extern "C" fn remove_callback(raw: *mut bindings::ib_device, data: *mut c_void) {
         if data.is_null() {
             return;
         }
         // SAFETY: The data was set by `add_callback`, and `remove` is called once for it.
         drop(unsafe { KBox::from_raw(data.cast::<Added<C>>()) });
+        // SAFETY: As in `add_callback`.
+        unsafe { &*C::slot().0.load(Acquire) }.window_closed(raw);
     }
 }
 
 #[pinned_drop]
-impl<C: Registered> PinnedDrop for Registration<C> {
+impl<C: Registered> PinnedDrop for Main<C> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::ib_unregister_client(self.shared.client.get()) };
+        C::slot().0.store(core::ptr::null_mut(), Release);
+    }
+}
+
+impl<C: Registered> Guard<C> {
+    fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
+                // SAFETY: `client` is valid for writes, all its fields may be zero, and it stays where
+                // it is until it is unregistered.
+                to_result(unsafe {
+                    client.write_bytes(0, 1);
+                    (*client).name = C::NAME.as_char_ptr();
+                    (*client).add = Some(Self::add_callback);
+                    (*client).remove = Some(Self::remove_callback);
+                    bindings::ib_register_client(client)
+                })
+            }),
+            _client: PhantomData,
+        })
+    }
+
+    /// # Safety
+    ///
+    /// For the RDMA core only, as `ib_client.add` of this registration.
+    unsafe extern "C" fn add_callback(_: *mut bindings::ib_device) -> c_int {
+        0
+    }
+
+    /// # Safety
+    ///
+    /// For the RDMA core only, as `ib_client.remove` of this registration.
+    unsafe extern "C" fn remove_callback(raw: *mut bindings::ib_device, _: *mut c_void) {
+        let shared = C::slot().0.load(Acquire);
+        // SAFETY: The registration stays until this client is unregistered, which waits for this call.
+        if let Some(shared) = unsafe { shared.as_ref() } {
+            shared.wait_until_closed(raw);
+        }
+    }
+}
+
+#[pinned_drop]
+impl<C: Registered> PinnedDrop for Guard<C> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariant.
         unsafe { bindings::ib_unregister_client(self.client.get()) };
-        C::slot().0.store(core::ptr::null_mut(), Release);
     }
 }
