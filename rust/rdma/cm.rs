@@ -121,11 +121,18 @@ unsafe impl Resource for Id {
 
     fn begin(&self) {
         let raw = self.raw.load(Acquire);
-        if !raw.is_null() {
-            // Where nothing is connected this says so, and does nothing.
-            //
-            // SAFETY: By the type invariant; the caller may sleep.
-            let _ = unsafe { bindings::rdma_disconnect(raw) };
+        // siw forgets the sends of a queue pair that is closed in an orderly way. There, `destroy`
+        // ends the connection at one stroke, which gives them back.
+        //
+        // SAFETY: By the type invariant; the caller may sleep.
+        unsafe {
+            if raw.is_null() || (*raw).device.is_null() {
+                return;
+            }
+            if !bindings::rdma_protocol_iwarp((*raw).device, (*raw).port_num) {
+                // Where nothing is connected this says so, and does nothing.
+                let _ = bindings::rdma_disconnect(raw);
+            }
         }
     }
 
