@@ -207,13 +207,16 @@ impl<C: Client> Drop for Added<C> {
     }
 }
 
+/// The place of a window that has closed: no device is there.
+const CLOSED: usize = 0;
+
 /// What the callbacks of the RDMA core share.
 #[doc(hidden)]
 #[pin_data]
 pub struct Shared {
     #[pin]
     client: Opaque<bindings::ib_client>,
-    /// The addresses of the devices on which the client has a window.
+    /// The addresses of the devices on which the client has a window, or [`CLOSED`].
     #[pin]
     windows: Mutex<KVec<usize>>,
     /// Notified when a window has closed.
@@ -239,14 +242,20 @@ impl Shared {
     }
 
     fn window_opens(&self, device: NonNull<bindings::ib_device>) -> Result {
-        self.windows.lock().push(device.addr().get(), GFP_KERNEL)?;
+        let mut windows = self.windows.lock();
+        match windows.iter_mut().find(|window| **window == CLOSED) {
+            Some(window) => *window = device.addr().get(),
+            None => windows.push(device.addr().get(), GFP_KERNEL)?,
+        }
         Ok(())
     }
 
     fn window_closed(&self, device: *mut bindings::ib_device) {
-        self.windows
-            .lock()
-            .retain(|window| *window != device.addr());
+        let mut windows = self.windows.lock();
+        if let Some(window) = windows.iter_mut().find(|window| **window == device.addr()) {
+            *window = CLOSED;
+        }
+        drop(windows);
         self.closed.notify_all();
     }
 
@@ -426,6 +435,10 @@ impl<C: Registered> Guard<C> {
     fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             client <- Opaque::try_ffi_init(|client: *mut bindings::ib_client| {
+                // The callbacks would find the one who is registered already.
+                if !C::slot().0.load(Acquire).is_null() {
+                    return Err(EBUSY);
+                }
                 // SAFETY: `client` is valid for writes, all its fields may be zero, and it stays where
                 // it is until it is unregistered.
                 to_result(unsafe {
