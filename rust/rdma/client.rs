@@ -274,25 +274,25 @@ impl Shared {
 ///
 /// # Invariants
 ///
-/// `main` was registered after `guard`, and is unregistered before.
+/// `main` was registered after `guard`, and is unregistered before; `shared` is there before and after
+/// both.
 #[doc(hidden)]
 #[pin_data]
 pub struct Registration<C: Registered> {
-    #[pin]
     main: Main<C>,
     #[pin]
     guard: Guard<C>,
+    #[pin]
+    shared: Shared,
 }
 
 /// The client itself.
 ///
 /// # Invariants
 ///
-/// `shared.client` is registered, and `shared` in `C::slot()`.
-#[pin_data(PinnedDrop)]
+/// `shared` is valid, its `client` is registered, and it is in `C::slot()`.
 struct Main<C: Registered> {
-    #[pin]
-    shared: Shared,
+    shared: NonNull<Shared>,
     _client: PhantomData<C>,
 }
 
@@ -334,20 +334,20 @@ impl<C: Registered> Registration<C> {
         // INVARIANT: What is written first is initialized first, and what is declared first is dropped
         // first.
         try_pin_init!(Self {
+            shared <- Shared::new(),
             guard <- Guard::new(),
-            main <- Main::new(),
+            main: Main::new(&shared)?,
         })
     }
 }
 
 impl<C: Registered> Main<C> {
-    fn new() -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            shared <- Shared::new(),
+    /// `shared` has to outlive what is made.
+    fn new(shared: &Shared) -> Result<Self> {
+        Self::register(shared)?;
+        Ok(Self {
+            shared: NonNull::from(shared),
             _client: PhantomData,
-            _: {
-                Self::register(&shared)?;
-            },
         })
     }
 
@@ -422,11 +422,11 @@ impl<C: Registered> Main<C> {
     }
 }
 
-#[pinned_drop]
-impl<C: Registered> PinnedDrop for Main<C> {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::ib_unregister_client(self.shared.client.get()) };
+impl<C: Registered> Drop for Main<C> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. The guard may be waiting for a window of `shared`, which goes
+        // after the guard.
+        unsafe { bindings::ib_unregister_client(self.shared.as_ref().client.get()) };
         C::slot().0.store(core::ptr::null_mut(), Release);
     }
 }
