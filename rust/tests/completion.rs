@@ -99,8 +99,16 @@ mod tests {
                         return;
                     };
                     let text = text.to_bytes();
-                    // It begins with words, and ends with the numbers.
-                    if text.first() != Some(&b'(') && text.ends_with(b"vendor error 0x77)") {
+                    let Ok(numbers) = CString::try_from_fmt(fmt!(
+                        " (status {}, vendor error 0x77): ",
+                        failure.raw_status()
+                    )) else {
+                        return;
+                    };
+                    let numbers = numbers.to_bytes();
+                    // It begins with words, goes on with the numbers, and ends with a hint.
+                    let at = text.windows(numbers.len()).position(|part| part == numbers);
+                    if at.is_some_and(|at| at > 0) && text.ends_with(failure.hint().as_bytes()) {
                         call.log().a.add();
                     }
                 })?;

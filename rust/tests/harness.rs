@@ -543,7 +543,7 @@ impl<'bound, C: PollContext> Probe<'bound, C> {
                 log.succeeded.add();
             }
             Err(failure) => {
-                log.last_status.set(failure.status());
+                log.last_status.set(failure.raw_status());
                 log.last_vendor_err.set(failure.vendor_err());
                 if failure.is_flush() {
                     log.flushed.add();
