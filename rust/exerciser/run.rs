@@ -173,7 +173,7 @@ impl<'bound> Run<'bound> {
                 continue;
             }
             let way = match port.protocol() {
-                Protocol::IWarp => port.ipv4().map(Way::Manager),
+                Protocol::IWarp => port.ipv4(may_sleep)?.map(Way::Manager),
                 _ => usable_gid(&port).map(Way::Direct),
             };
             if let Some(way) = way {

@@ -12,6 +12,7 @@
 #include <linux/printk.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
+#include <linux/string.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
@@ -131,6 +132,17 @@ bool rust_helper_rdma_port_ipv4(struct ib_device *dev, u32 port, __be32 *address
 	rcu_read_unlock();
 	dev_put(ndev);
 	return ifa;
+}
+
+bool rust_helper_rdma_port_netdev_name(struct ib_device *dev, u32 port, char *name)
+{
+	struct net_device *ndev = ib_device_get_netdev(dev, port);
+
+	if (!ndev)
+		return false;
+	strscpy(name, ndev->name, IFNAMSIZ);
+	dev_put(ndev);
+	return true;
 }
 
 struct rdma_cm_id *rust_helper_rdma_create_kernel_id(struct ib_device *dev,

@@ -17,7 +17,7 @@
 //! ) -> Result<(Connection<'bound>, Connection<'bound>)> {
 //!     const LIMIT: Msecs = 5_000;
 //!     let dev = port.device();
-//!     let ip = port.ipv4().ok_or(EADDRNOTAVAIL)?;
+//!     let ip = port.ipv4(may_wait.may_sleep())?.ok_or(EADDRNOTAVAIL)?;
 //!     // At port 0 the connection manager takes one that is free.
 //!     let at = SocketAddrV4::new(ip, 0);
 //!     let listener = Listener::new(dev, at, 16, may_wait.may_sleep())?;
@@ -274,14 +274,16 @@ fn parameters<'bound, H: Handler<'bound>>(qp: &QueuePair<'bound, H>) -> bindings
     }
 }
 
-/// A connection. Dropping it disconnects, and never waits.
+/// A connection. Dropping it disconnects, in any context, and never waits.
 ///
 /// Disconnecting leaves what is posted to the queue pair where it is, until the queue pair is taken
-/// down.
+/// down. C functions: `rdma_disconnect()`, `rdma_destroy_id()`.
 pub struct Connection<'bound>(Owned<'bound, Id>);
 
 impl Connection<'_> {
-    /// Whether the other side has gone, or the device.
+    /// Whether the other side has gone, or the device. May be called from any context.
+    ///
+    /// C constants: `RDMA_CM_EVENT_DISCONNECTED`, `RDMA_CM_EVENT_DEVICE_REMOVAL`.
     pub fn is_disconnected(&self) -> bool {
         self.0.disconnected.load(Acquire)
     }
@@ -299,8 +301,9 @@ impl<'a, 'bound, H: Handler<'bound>> Connecting<'a, 'bound, H> {
     /// Each step takes at most `limit` milliseconds, but for one: siw connects by TCP while it is asked
     /// to, and if nobody answers goes on as long as TCP does, for two minutes by default
     /// (`net.ipv4.tcp_syn_retries`). Where that is, taking down a [`Task`](crate::work::Task) waits for
-    /// it too. C functions: `rdma_resolve_addr()`,
-    /// `rdma_resolve_route()`, `rdma_connect()`.
+    /// it too.
+    ///
+    /// C functions: `rdma_create_id()`, `rdma_resolve_addr()`, `rdma_resolve_route()`, `rdma_connect()`.
     ///
     /// # Errors
     ///
@@ -342,12 +345,14 @@ impl<'a, 'bound, H: Handler<'bound>> Connecting<'a, 'bound, H> {
     }
 
     /// Waits for the other side to accept, for `limit` milliseconds at most, and makes the queue
-    /// pair ready to send.
+    /// pair ready to send. Sleeps.
+    ///
+    /// C functions: `rdma_init_qp_attr()`, `ib_modify_qp()`, `rdma_accept()`.
     ///
     /// # Errors
     ///
-    /// `ECONNREFUSED` if the other side did not; `ETIMEDOUT`; others of the connection manager and
-    /// the driver.
+    /// `ECONNREFUSED` if the other side did not; `ETIMEDOUT`, also where sleeping is not possible;
+    /// others of the connection manager and the driver.
     pub fn finish(self, limit: Msecs, may_wait: MayWait<'_>) -> Result<Connection<'bound>> {
         self.id.wait(&self.id.answer, limit, may_wait)?;
         if !self.qp.is_iwarp() {
@@ -390,7 +395,8 @@ unsafe fn accept(
     }
 }
 
-/// Somebody who takes connections at an address. Dropping it never waits.
+/// Somebody who takes connections at an address. Dropping it never waits, wherever that is: who has
+/// asked and was not accepted is rejected. C type: `struct rdma_cm_id`.
 pub struct Listener<'bound>(Owned<'bound, Listening<'bound>>);
 
 /// # Invariants
@@ -537,7 +543,9 @@ impl<'bound> Listener<'bound> {
         Ok(this)
     }
 
-    /// The address to connect to.
+    /// The address to connect to. May be called from any context.
+    ///
+    /// C field: `rdma_cm_id.route.addr.src_addr`.
     ///
     /// # Errors
     ///
@@ -557,11 +565,13 @@ impl<'bound> Listener<'bound> {
         }
     }
 
-    /// Waits for somebody to ask for a connection, for `limit` milliseconds at most.
+    /// Waits for somebody to ask for a connection, for `limit` milliseconds at most. Sleeps.
+    ///
+    /// C constant: `RDMA_CM_EVENT_CONNECT_REQUEST`.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`.
+    /// `ETIMEDOUT`, also where sleeping is not possible.
     pub fn accept(&self, limit: Msecs, may_wait: MayWait<'_>) -> Result<Request<'bound>> {
         if !self.0.tickets.take(limit, may_wait) {
             return Err(ETIMEDOUT);
@@ -573,7 +583,7 @@ impl<'bound> Listener<'bound> {
     }
 }
 
-/// A request for a connection. Dropping it rejects it.
+/// A request for a connection. Dropping it rejects it, and never waits. C function: `rdma_destroy_id()`.
 pub struct Request<'bound>(Owned<'bound, Id>);
 
 impl<'bound> Request<'bound> {
@@ -609,11 +619,13 @@ pub struct Accepted<'a, 'bound, H: Handler<'bound>> {
 
 impl<'bound, H: Handler<'bound>> Accepted<'_, 'bound, H> {
     /// Waits until the connection is established, for `limit` milliseconds at most. The queue pair
-    /// is ready to send then.
+    /// is ready to send then. Sleeps.
+    ///
+    /// C constant: `RDMA_CM_EVENT_ESTABLISHED`.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`, `ECONNRESET` and others of the connection manager.
+    /// `ETIMEDOUT`, also where sleeping is not possible; `ECONNRESET` and others of the connection manager.
     pub fn finish(self, limit: Msecs, may_wait: MayWait<'_>) -> Result<Connection<'bound>> {
         self.id.wait(&self.id.answer, limit, may_wait)?;
         self.qp.open_sends();

@@ -99,7 +99,7 @@ impl<'bound> Pairs<'bound> {
             address && matches!(port.state(t.may_sleep()), Ok(PortState::Active))
         }));
         let way = if is_iwarp(t.dev) {
-            let ip = port.ipv4().ok_or(EADDRNOTAVAIL)?;
+            let ip = port.ipv4(t.may_sleep())?.ok_or(EADDRNOTAVAIL)?;
             let at = SocketAddrV4::new(ip, 0);
             Way::Manager(Listener::new(t.dev, at, 1, t.may_sleep())?)
         } else {

@@ -31,6 +31,22 @@ pub(crate) struct Setup {
     pub(crate) ports: u32,
     pub(crate) port_state: u32,
     pub(crate) iwarp: u32,
+    pub(crate) is_switch: u32,
+    pub(crate) netdev: u32,
+    pub(crate) firmware: Firmware,
+}
+
+/// What the driver says of the device's firmware. C type: `enum fake_firmware`.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub(crate) enum Firmware {
+    None,
+    Plain,
+    /// As much as there is room for.
+    Long,
+    /// With a newline at its end.
+    Line,
+    Garbage,
 }
 
 impl Setup {
@@ -43,6 +59,9 @@ impl Setup {
             ports: 1,
             port_state: PORT_ACTIVE,
             iwarp: 0,
+            is_switch: 0,
+            netdev: 0,
+            firmware: Firmware::None,
         }
     }
 
@@ -73,6 +92,21 @@ impl Setup {
 
     pub(crate) const fn iwarp(mut self) -> Self {
         self.iwarp = 1;
+        self
+    }
+
+    pub(crate) const fn switch(mut self) -> Self {
+        self.is_switch = 1;
+        self
+    }
+
+    pub(crate) const fn netdev(mut self) -> Self {
+        self.netdev = 1;
+        self
+    }
+
+    pub(crate) const fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
         self
     }
 }
@@ -232,9 +266,23 @@ pub(crate) struct Wc {
     pub(crate) byte_len: u32,
     pub(crate) vendor_err: u32,
     pub(crate) fill: u32,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    /// Immediate data are in the byte order of the wire.
+    pub(crate) ex: u32,
 }
 
+/// What is in a completion where the kernel defines nothing. C constant: `FAKE_POISON`.
+pub(crate) const POISON: u32 = 0xeeee_eeee;
+
 impl Wc {
+    /// C constants: `IB_WC_WITH_IMM`, `IB_WC_WITH_INVALIDATE`.
+    pub(crate) const WITH_IMM: u32 = 1 << 1;
+    pub(crate) const WITH_INVALIDATE: u32 = 1 << 2;
+
+    /// C constant: `FAKE_OPCODE_POSTED`.
+    const OPCODE_POSTED: u32 = u32::MAX;
+
     /// Success, of so many bytes.
     pub(crate) const fn ok(byte_len: u32) -> Self {
         Self {
@@ -242,7 +290,22 @@ impl Wc {
             byte_len,
             vendor_err: 0,
             fill: 0xa5,
+            opcode: Self::OPCODE_POSTED,
+            flags: 0,
+            ex: 0,
         }
+    }
+
+    /// With flags, and what they say is there.
+    pub(crate) const fn with(mut self, flags: u32, ex: u32) -> Self {
+        self.flags = flags;
+        self.ex = ex;
+        self
+    }
+
+    pub(crate) const fn opcode(mut self, opcode: u32) -> Self {
+        self.opcode = opcode;
+        self
     }
 
     /// Failure.
@@ -252,6 +315,9 @@ impl Wc {
             byte_len: 0xdead_beef,
             vendor_err: 0x77,
             fill: 0,
+            opcode: Self::OPCODE_POSTED,
+            flags: 0,
+            ex: 0,
         }
     }
 }
@@ -417,6 +483,13 @@ impl Fake {
         // SAFETY: By the type invariant.
         unsafe { fake_event(self.0.as_ptr(), event, port) };
     }
+
+    /// Has the listeners told of an event at once, as the RDMA core does it of an address that
+    /// changed. Only while the device is registered.
+    pub(crate) fn event_straight(&self, event: u32, port: u32) {
+        // SAFETY: By the type invariant.
+        unsafe { fake_event_straight(self.0.as_ptr(), event, port) };
+    }
 }
 
 impl Drop for Plugged<'_> {
@@ -545,6 +618,7 @@ extern "C" {
     ) -> c_int;
     fn fake_flush_all(fake: *mut c_void, context: u32);
     fn fake_event(fake: *mut c_void, event: u32, port: u32);
+    fn fake_event_straight(fake: *mut c_void, event: u32, port: u32);
     fn fake_settle();
     fn fake_scavenge(fake: *mut c_void);
     fn fake_run(context: u32, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void);

@@ -125,16 +125,44 @@ static int fake_query_device(struct ib_device *ibdev, struct ib_device_attr *att
 {
 	struct fake *fake = to_fake(ibdev);
 
+	/* No two of them are the same, so that a mix-up shows. */
+	attr->sys_image_guid = cpu_to_be64(0x0002c90300abcdefULL);
+	attr->vendor_id = 0x123456;
+	attr->vendor_part_id = 4129;
+	attr->hw_ver = 7;
 	attr->max_qp = 65536;
 	attr->max_qp_wr = fake->setup.max_qp_wr;
-	attr->max_send_sge = 1;
-	attr->max_recv_sge = 1;
-	attr->max_cq = 65536;
+	attr->max_send_sge = 31;
+	attr->max_recv_sge = 32;
+	attr->max_sge_rd = 30;
+	attr->max_qp_rd_atom = 16;
+	attr->max_qp_init_rd_atom = 17;
+	attr->max_cq = 65537;
 	attr->max_cqe = fake->setup.max_cqe;
-	attr->max_pd = 65536;
+	attr->max_pd = 65538;
+	attr->max_mr = 65539;
+	attr->max_mr_size = 1ULL << 40;
+	attr->page_size_cap = 0xfffffffffffff000ULL;
+	attr->max_fast_reg_page_list_len = 511;
+	attr->max_srq = 65540;
+	attr->max_srq_wr = 32767;
+	attr->max_srq_sge = 29;
 	attr->max_pkeys = 1;
 	attr->kernel_cap_flags = IBK_LOCAL_DMA_LKEY;
 	return 0;
+}
+
+static void fake_get_dev_fw_str(struct ib_device *ibdev, char *str)
+{
+	static const char *const text[] = {
+		[FAKE_FIRMWARE_NONE] = "",
+		[FAKE_FIRMWARE_PLAIN] = "22.36.1010",
+		[FAKE_FIRMWARE_LONG] = "0123456789012345678901234567890123456789",
+		[FAKE_FIRMWARE_LINE] = "1.2.3\n",
+		[FAKE_FIRMWARE_GARBAGE] = "1.\xff",
+	};
+
+	snprintf(str, IB_FW_VERSION_NAME_MAX, "%s", text[to_fake(ibdev)->setup.firmware]);
 }
 
 static int fake_query_port(struct ib_device *ibdev, u32 port, struct ib_port_attr *attr)
@@ -305,19 +333,31 @@ static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struc
 	struct fake_qp *qp = wr->qp;
 	struct ib_cq *ibcq = recv ? qp->ibqp.recv_cq : qp->ibqp.send_cq;
 	struct fake_cq *cq = to_cq(ibcq);
+	struct ib_cqe *cqe = wr->wc.wr_cqe;
 
 	lockdep_assert_held(&fake->lock);
 	list_del(&wr->node);
 	qp->num_pending[recv]--;
 	if (recv && wc->status == IB_WC_SUCCESS)
 		memset((void *)(uintptr_t)wr->addr, wc->fill, min(wr->len, wc->byte_len));
+	/* Of a failed request, nothing else is defined than what follows; of a send, no length either. */
+	memset(&wr->wc, FAKE_POISON, sizeof(wr->wc));
+	wr->wc.wr_cqe = cqe;
 	wr->wc.status = wc->status;
-	wr->wc.byte_len = wc->byte_len;
-	wr->wc.vendor_err = wc->vendor_err;
 	wr->wc.qp = &qp->ibqp;
-	/* Of a failed request a driver need not know the kind: rxe says 0 of all. */
-	if (wc->status == IB_WC_SUCCESS)
-		wr->wc.opcode = recv ? IB_WC_RECV : IB_WC_SEND;
+	if (wc->status == IB_WC_SUCCESS) {
+		wr->wc.opcode = wc->opcode != FAKE_OPCODE_POSTED ? wc->opcode :
+				recv				 ? IB_WC_RECV :
+								   IB_WC_SEND;
+		wr->wc.wc_flags = wc->flags;
+		if (wr->wc.opcode & IB_WC_RECV) {
+			wr->wc.byte_len = wc->byte_len;
+			if (wc->flags & (IB_WC_WITH_IMM | IB_WC_WITH_INVALIDATE))
+				wr->wc.ex.invalidate_rkey = wc->ex;
+		}
+	} else {
+		wr->wc.vendor_err = wc->vendor_err;
+	}
 	list_add_tail(&wr->node, &cq->done);
 	cq->queued++;
 	fake->most_queued = max(fake->most_queued, cq->queued);
@@ -463,7 +503,8 @@ static int post(struct ib_qp *ibqp, bool recv, struct ib_cqe *cqe, const struct 
 	if (qp->state == IB_QPS_ERR && fake->flush == FAKE_FLUSH_AT_ONCE)
 		flush_qp(fake, qp);
 	else if (fake->echo)
-		finish(fake, wr, recv, &(struct fake_wc){ .byte_len = wr->len });
+		finish(fake, wr, recv,
+		       &(struct fake_wc){ .byte_len = wr->len, .opcode = FAKE_OPCODE_POSTED });
 	*named = false;
 	return err;
 }
@@ -489,6 +530,10 @@ static int fake_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 		*bad_wr = wr;
 	return err;
 }
+
+static const struct ib_device_ops fake_firmware_ops = {
+	.get_dev_fw_str = fake_get_dev_fw_str,
+};
 
 static const struct ib_device_ops fake_ops = {
 	.owner = THIS_MODULE,
@@ -524,7 +569,7 @@ static const struct ib_device_ops fake_ops = {
 static void pump(struct work_struct *work)
 {
 	struct fake *fake = container_of(to_delayed_work(work), struct fake, pump);
-	static const struct fake_wc wc = { .byte_len = 1 };
+	static const struct fake_wc wc = { .byte_len = 1, .opcode = FAKE_OPCODE_POSTED };
 	struct fake_qp *qp;
 
 	scoped_guard(spinlock_irqsave, &fake->lock)
@@ -559,14 +604,21 @@ int fake_register(struct fake *fake)
 	if (!ib)
 		return -ENOMEM;
 	ib->fake = fake;
-	ib->ibdev.node_type = fake->setup.iwarp ? RDMA_NODE_RNIC : RDMA_NODE_IB_CA;
+	ib->ibdev.node_type = fake->setup.iwarp	    ? RDMA_NODE_RNIC :
+			      fake->setup.is_switch ? RDMA_NODE_IB_SWITCH :
+						      RDMA_NODE_IB_CA;
+	ib->ibdev.node_guid = cpu_to_be64(0x0002c90300123456ULL);
 	ib->ibdev.phys_port_cnt = fake->setup.ports;
 	ib->ibdev.num_comp_vectors = fake->setup.num_comp_vectors;
 	ib->ibdev.local_dma_lkey = 0x600d;
 	ib_set_device_ops(&ib->ibdev, &fake_ops);
+	if (fake->setup.firmware != FAKE_FIRMWARE_NONE)
+		ib_set_device_ops(&ib->ibdev, &fake_firmware_ops);
 	fake->ib = ib;
 	/* An iWARP port has the state of its network device. */
-	err = fake->setup.iwarp ? ib_device_set_netdev(&ib->ibdev, init_net.loopback_dev, 1) : 0;
+	err = fake->setup.iwarp || fake->setup.netdev ?
+		      ib_device_set_netdev(&ib->ibdev, init_net.loopback_dev, 1) :
+		      0;
 	if (!err)
 		err = ib_register_device(&ib->ibdev, "fake%d", NULL);
 	if (err) {
@@ -775,6 +827,23 @@ void fake_event(struct fake *fake, u32 type, u32 port)
 	};
 
 	ib_dispatch_event(&event);
+}
+
+/* Tells of an event as the core does of an address that changed: drivers can't. */
+void fake_event_straight(struct fake *fake, u32 type, u32 port)
+{
+	struct ib_device *ibdev = &fake->ib->ibdev;
+	struct ib_event_handler *handler;
+	struct ib_event event = {
+		.device = ibdev,
+		.element.port_num = port,
+		.event = type,
+	};
+
+	down_read(&ibdev->event_handler_rwsem);
+	list_for_each_entry(handler, &ibdev->event_handler_list, list)
+		handler->handler(handler, &event);
+	up_read(&ibdev->event_handler_rwsem);
 }
 
 /* Waits until all events were delivered. */

@@ -15,6 +15,17 @@
 struct fake;
 struct ib_device;
 
+/* What the driver says of the device's firmware. */
+enum fake_firmware {
+	FAKE_FIRMWARE_NONE,
+	FAKE_FIRMWARE_PLAIN,
+	/* As much as there is room for. */
+	FAKE_FIRMWARE_LONG,
+	/* With a newline at its end, as pvrdma has it. */
+	FAKE_FIRMWARE_LINE,
+	FAKE_FIRMWARE_GARBAGE,
+};
+
 /* What the device is like. */
 struct fake_setup {
 	u32 num_comp_vectors;
@@ -25,9 +36,14 @@ struct fake_setup {
 	u32 port_state;
 	/* Whether the ports speak iWARP rather than InfiniBand. */
 	u32 iwarp;
+	/* Whether it is a switch. */
+	u32 is_switch;
+	/* Whether the first port is on a network device: the loopback. An iWARP port always is. */
+	u32 netdev;
+	enum fake_firmware firmware;
 };
 
-static_assert(sizeof(struct fake_setup) == 6 * sizeof(u32));
+static_assert(sizeof(struct fake_setup) == 9 * sizeof(u32));
 
 /* What the core asks of a driver, and a test may have refused. */
 enum fake_op {
@@ -109,9 +125,19 @@ struct fake_wc {
 	u32 vendor_err;
 	/* What a receive finds in its buffer. */
 	u32 fill;
+	/* enum ib_wc_opcode, or anything else; FAKE_OPCODE_POSTED for that of what was posted */
+	u32 opcode;
+	/* enum ib_wc_flags */
+	u32 flags;
+	/* The immediate data, in the byte order of the wire, or the key that was invalidated. */
+	u32 ex;
 };
 
-static_assert(sizeof(struct fake_wc) == 4 * sizeof(u32));
+static_assert(sizeof(struct fake_wc) == 7 * sizeof(u32));
+
+#define FAKE_OPCODE_POSTED U32_MAX
+/* What is in a completion where the kernel defines nothing, byte for byte. */
+#define FAKE_POISON 0xee
 
 struct fake *fake_new(const struct fake_setup *setup);
 int fake_register(struct fake *fake);
@@ -131,6 +157,7 @@ int fake_complete(struct fake *fake, u32 qp_num, bool recv, u32 index, const str
 		  enum fake_context context);
 void fake_flush_all(struct fake *fake, enum fake_context context);
 void fake_event(struct fake *fake, u32 event, u32 port);
+void fake_event_straight(struct fake *fake, u32 event, u32 port);
 void fake_settle(void);
 void fake_scavenge(struct fake *fake);
 
