@@ -100,7 +100,7 @@ impl Client for Exerciser {
         dev: &'bound Device<'bound>,
         may_wait: MayWait<'bound>,
     ) -> impl PinInit<Exercised<'bound>, Error> + 'bound {
-        Exercised::start(dev, may_wait.may_sleep())
+        Exercised::start(dev, may_wait)
     }
 }
 
@@ -111,10 +111,10 @@ struct Exercised<'bound> {
 }
 
 impl<'bound> Exercised<'bound> {
-    fn start(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result<Self> {
-        let work = ScopedWork::new(dev, Run::new(dev, config()?), may_sleep)?;
+    fn start(dev: &'bound Device<'bound>, may_wait: MayWait<'_>) -> Result<Self> {
+        let work = ScopedWork::new(dev, Run::new(dev, config()?), may_wait.may_sleep())?;
         let work = Arc::new(work, GFP_KERNEL)?;
-        let events = EventHandler::new(dev, Wake(work.clone()), may_sleep)?;
+        let events = EventHandler::new(dev, Wake(work.clone()), may_wait)?;
         // The port may be active already. If not, an event says when it is.
         work.enqueue();
         Ok(Self {
@@ -128,7 +128,7 @@ impl<'bound> Exercised<'bound> {
 struct Wake<'bound>(Arc<ScopedWork<'bound, Run<'bound>>>);
 
 impl<'bound> Listener<'bound> for Wake<'bound> {
-    fn event(&self, event: Event, _: MaySleep<'_>) {
+    fn event(&self, event: Event<'_>, _: MaySleep<'_>) {
         if matches!(event, Event::PortActive(_) | Event::GidChange(_)) {
             self.0.enqueue();
         }

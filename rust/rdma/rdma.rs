@@ -41,6 +41,9 @@ macro_rules! log_refusal {
     };
 }
 
+#[macro_use]
+mod numbers;
+
 pub mod buffer;
 pub mod client;
 pub mod cm;

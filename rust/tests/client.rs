@@ -173,7 +173,7 @@ mod tests {
     }
 
     impl<'bound> Listener<'bound> for Idle {
-        fn event(&self, _: Event, _: MaySleep<'_>) {}
+        fn event(&self, _: Event<'_>, _: MaySleep<'_>) {}
     }
 
     /// Makes one thing after the other, and gives up before the one that `c` says.
@@ -201,7 +201,7 @@ mod tests {
         step(9)?;
         work.enqueue();
         step(10)?;
-        let _events = EventHandler::new::<Error>(t.dev, Ok::<_, Error>(Idle), t.may_sleep())?;
+        let _events = EventHandler::new::<Error>(t.dev, Ok::<_, Error>(Idle), t.may_wait)?;
         step(11)?;
         t.keep(work)?;
         step(12)

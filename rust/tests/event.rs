@@ -16,6 +16,7 @@ mod tests {
     use kernel::{
         new_mutex,
         prelude::*,
+        str::CString,
         sync::{
             Arc,
             Mutex, //
@@ -30,18 +31,60 @@ mod tests {
         event::{
             Event,
             EventHandler,
+            EventKind,
             Listener, //
         },
         pool::PooledCq, //
     };
 
-    /// C constants: `IB_EVENT_DEVICE_FATAL` and so on.
-    const DEVICE_FATAL: u32 = 8;
+    /// C constants: `IB_EVENT_PORT_ACTIVE` and so on.
     const PORT_ACTIVE: u32 = 9;
-    const PORT_ERR: u32 = 10;
-    const LID_CHANGE: u32 = 11;
+    const SM_CHANGE: u32 = 13;
+    const GID_CHANGE: u32 = 18;
 
-    /// Counts in `a` what it hears, and keeps the last in `b` (what) and `c` (port).
+    /// Every kind of event, by its number.
+    const KINDS: [EventKind; 21] = [
+        EventKind::CqError,
+        EventKind::QpFatal,
+        EventKind::QpRequestError,
+        EventKind::QpAccessError,
+        EventKind::CommunicationEstablished,
+        EventKind::SqDrained,
+        EventKind::PathMigrated,
+        EventKind::PathMigrationError,
+        EventKind::DeviceFatal,
+        EventKind::PortActive,
+        EventKind::PortError,
+        EventKind::LidChange,
+        EventKind::PkeyChange,
+        EventKind::SmChange,
+        EventKind::SrqError,
+        EventKind::SrqLimitReached,
+        EventKind::LastWqeReached,
+        EventKind::ClientReregister,
+        EventKind::GidChange,
+        EventKind::WqFatal,
+        EventKind::DeviceSpeedChange,
+    ];
+
+    #[test]
+    fn every_number_is_a_kind_and_stays_what_it_is() -> Result {
+        for raw in Iterator::chain(0..=255, [1000, u32::MAX]) {
+            let known = usize::try_from(raw).ok().and_then(|i| KINDS.get(i));
+            let kind = EventKind::from(raw);
+            check_eq!(kind, known.map_or(EventKind::Unknown(raw), |kind| *kind));
+            check_eq!(kind.raw(), raw);
+            let words = CString::try_from_fmt(fmt!("{kind}"))?;
+            check_eq!(
+                (raw, words.to_bytes() == b"unrecognized event"),
+                (raw, known.is_none())
+            );
+        }
+        outcome()
+    }
+
+    /// Counts in `a` what it hears, and keeps the last in `b` (its kind; 100 more if it has a port that
+    /// there is, or is about the device) and `c` (port).
     #[pin_data(PinnedDrop)]
     struct Ear<'bound> {
         env: Arc<Env>,
@@ -71,16 +114,36 @@ mod tests {
     }
 
     impl<'bound> Listener<'bound> for Ear<'bound> {
-        fn event(&self, event: Event, may_sleep: MaySleep<'_>) {
+        fn event(&self, event: Event<'bound>, may_sleep: MaySleep<'_>) {
             let log = &self.env.log;
             let (what, port) = match event {
-                Event::PortActive(port) => (1, port),
-                Event::PortError(port) => (2, port),
-                Event::GidChange(port) => (3, port),
-                Event::Other(kind) => (100 + kind, 0),
+                Event::DeviceFatal | Event::DeviceSpeedChange => (100, None),
+                Event::PortActive(port)
+                | Event::PortError(port)
+                | Event::LidChange(port)
+                | Event::PkeyChange(port)
+                | Event::SmChange(port)
+                | Event::ClientReregister(port)
+                | Event::GidChange(port) => {
+                    check!(core::ptr::eq(port.device(), self.dev));
+                    (100, Some(port))
+                }
+                Event::Other(_) => (0, None),
             };
-            log.b.set(what);
-            log.c.set(port);
+            check_eq!(event.port(), port);
+            log.b.set(what + event.kind().raw());
+            log.c.set(port.map_or(0, |port| port.number()));
+            let text = match port {
+                Some(port) => {
+                    CString::try_from_fmt(fmt!("{} (port {})", event.kind(), port.number()))
+                }
+                None => CString::try_from_fmt(fmt!("{}", event.kind())),
+            };
+            let shown = CString::try_from_fmt(fmt!("{event}"));
+            check!(text.is_ok() && shown.is_ok());
+            if let (Ok(text), Ok(shown)) = (text, shown) {
+                check_eq!(shown.to_bytes(), text.to_bytes());
+            }
             // It may sleep, and make things.
             check!(PooledCq::<Softirq>::lease(self.dev, 1, None, may_sleep).is_ok());
             let held = self.held.lock().take();
@@ -90,7 +153,7 @@ mod tests {
     }
 
     fn ear<'bound>(t: &Test<'bound>) -> Result<EventHandler<'bound, Ear<'bound>>> {
-        EventHandler::new(t.dev, Ear::new(t), t.may_sleep())
+        EventHandler::new(t.dev, Ear::new(t), t.may_wait)
     }
 
     fn hears(t: &Test<'_>, event: u32, port: u32) -> (u32, u32, u32) {
@@ -104,11 +167,56 @@ mod tests {
     fn each_kind_is_told_with_its_port() -> Result {
         with_device(Setup::new().ports(2), |t| {
             let _ear = ear(t)?;
-            check_eq!(hears(t, PORT_ACTIVE, 1), (1, 1, 1));
-            check_eq!(hears(t, PORT_ACTIVE, 2), (1, 1, 2));
-            check_eq!(hears(t, PORT_ERR, 2), (1, 2, 2));
-            check_eq!(hears(t, LID_CHANGE, 1), (1, 100 + LID_CHANGE, 0));
-            check_eq!(hears(t, DEVICE_FATAL, 0), (1, 100 + DEVICE_FATAL, 0));
+            for kind in KINDS {
+                let raw = kind.raw();
+                let (expected, ports) = match kind {
+                    EventKind::PortActive
+                    | EventKind::PortError
+                    | EventKind::LidChange
+                    | EventKind::PkeyChange
+                    | EventKind::SmChange
+                    | EventKind::ClientReregister => (100 + raw, [1, 2]),
+                    EventKind::DeviceFatal | EventKind::DeviceSpeedChange => (100 + raw, [0, 0]),
+                    // The core tells of each address that changed, not of the driver's event.
+                    EventKind::GidChange => continue,
+                    // Where a port would be there is a pointer, of which nothing is made.
+                    _ => (raw, [0, 0]),
+                };
+                for port in [1, 2] {
+                    let heard = hears(t, raw, port);
+                    let told = if port == 1 { ports[0] } else { ports[1] };
+                    check_eq!((kind, heard), (kind, (1, expected, told)));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn an_address_that_changes_is_told_with_its_port() -> Result {
+        with_device(Setup::new().ports(2), |t| {
+            let _ear = ear(t)?;
+            for port in [1, 2] {
+                t.fake().event_straight(GID_CHANGE, port);
+                check_eq!(t.log().a.get(), port);
+                check_eq!(t.log().b.get(), 100 + GID_CHANGE);
+                check_eq!(t.log().c.get(), port);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_port_that_is_not_there_is_none() -> Result {
+        with_device(Setup::new().ports(2), |t| {
+            let _ear = ear(t)?;
+            for port in [0, 3, 255, u32::MAX] {
+                check_eq!(hears(t, SM_CHANGE, port), (1, SM_CHANGE, 0));
+                let before = t.log().a.get();
+                t.fake().event_straight(PORT_ACTIVE, port);
+                check_eq!(t.log().a.get(), before + 1);
+                check_eq!((t.log().b.get(), t.log().c.get()), (PORT_ACTIVE, 0));
+            }
             Ok(())
         })
     }
@@ -118,7 +226,7 @@ mod tests {
         with_device(Setup::new(), |t| {
             let _ear = ear(t)?;
             for kind in [21, 100, 1_000_000] {
-                check_eq!(hears(t, kind, 0), (1, 100 + kind, 0));
+                check_eq!(hears(t, kind, 1), (1, kind, 0));
             }
             Ok(())
         })
@@ -166,7 +274,10 @@ mod tests {
                 place.run(move || drop(ear));
                 check!(eventually(|| t.log().handlers_dropped.get() == i as u32 + 1));
                 // Only the witness hears this.
-                check_eq!((place, hears(t, PORT_ACTIVE, 1)), (place, (1, 1, 1)));
+                check_eq!(
+                    (place, hears(t, PORT_ACTIVE, 1)),
+                    (place, (1, 100 + PORT_ACTIVE, 1))
+                );
             }
             Ok(())
         })
@@ -183,8 +294,7 @@ mod tests {
                 env: t.env.clone(),
                 slot: slot.clone(),
             };
-            let handler =
-                EventHandler::new::<Error>(t.dev, Ok::<_, Error>(dropper), t.may_sleep())?;
+            let handler = EventHandler::new::<Error>(t.dev, Ok::<_, Error>(dropper), t.may_wait)?;
             *slot.lock() = Some(KBox::new(handler, GFP_KERNEL)?);
             t.fake().event(PORT_ACTIVE, 1);
             check!(eventually(|| t.log().a.get() == 1));
@@ -204,7 +314,7 @@ mod tests {
     }
 
     impl<'bound> Listener<'bound> for SelfDropper<'bound> {
-        fn event(&self, _: Event, _: MaySleep<'_>) {
+        fn event(&self, _: Event<'_>, _: MaySleep<'_>) {
             let handler = self.slot.lock().take();
             drop(handler);
             self.env.log.a.add();
@@ -221,7 +331,7 @@ mod tests {
             let made = t.log().handlers_made.get();
             check_eq!(made, 1);
             let ear = ScopedEar::new(t, qp)?;
-            check_eq!(hears(t, PORT_ACTIVE, 1), (1, 1, 1));
+            check_eq!(hears(t, PORT_ACTIVE, 1), (1, 100 + PORT_ACTIVE, 1));
             check!(eventually(|| t.log().flushed.get() == 4));
             drop(ear);
             Ok(())
@@ -243,7 +353,7 @@ mod tests {
                 dev,
                 held <- new_mutex!(Some(object), "rdma_kunit::Ear::held"),
             });
-            Ok(Self(EventHandler::new(t.dev, ear, t.may_sleep())?))
+            Ok(Self(EventHandler::new(t.dev, ear, t.may_wait)?))
         }
     }
 
@@ -251,7 +361,7 @@ mod tests {
     fn the_listener_s_error_is_passed_on() -> Result {
         with_device(Setup::new(), |t| {
             let listener = Err::<Ear<'_>, Error>(EXDEV);
-            let handler = EventHandler::<'_, Ear<'_>>::new::<Error>(t.dev, listener, t.may_sleep());
+            let handler = EventHandler::<'_, Ear<'_>>::new::<Error>(t.dev, listener, t.may_wait);
             check_err!(handler, EXDEV);
             Ok(())
         })
@@ -263,7 +373,7 @@ mod tests {
             for place in Place::ATOMIC {
                 let listener = Ear::new(t);
                 let error = place.run_here(|| {
-                    EventHandler::<'_, Ear<'_>>::new(t.dev, listener, t.may_sleep()).err()
+                    EventHandler::<'_, Ear<'_>>::new(t.dev, listener, t.may_wait).err()
                 });
                 check_eq!((place, error), (place, Some(Some(EDEADLK))));
                 // It was never made.

@@ -258,7 +258,7 @@ mod tests {
     struct Ear(Arc<Env>);
 
     impl<'bound> Listener<'bound> for Ear {
-        fn event(&self, _: Event, _: MaySleep<'_>) {
+        fn event(&self, _: Event<'_>, _: MaySleep<'_>) {
             self.0.log.a.add();
         }
     }
@@ -273,7 +273,7 @@ mod tests {
             t.leak(EventHandler::new::<Error>(
                 t.dev,
                 Ok::<_, Error>(ear),
-                t.may_sleep(),
+                t.may_wait,
             )?)
         })?;
         {
@@ -390,7 +390,7 @@ mod tests {
                 t.leak(EventHandler::new::<Error>(
                     t.dev,
                     Ok::<_, Error>(ear),
-                    t.may_sleep(),
+                    t.may_wait,
                 )?)?;
                 let task = Endless {
                     env: t.env.clone(),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     impl<'bound> Listener<'bound> for Idle {
-        fn event(&self, _: Event, _: MaySleep<'_>) {}
+        fn event(&self, _: Event<'_>, _: MaySleep<'_>) {}
     }
 
     /// One of each kind, all busy. The queue pair stands on the protection domain.
@@ -99,7 +99,7 @@ mod tests {
             boxed(EventHandler::new::<Error>(
                 t.dev,
                 Ok::<_, Error>(Idle),
-                t.may_sleep(),
+                t.may_wait,
             )?)?,
         ])
     }
