@@ -12,17 +12,30 @@ mod tests {
             Flush,
             Place,
             Setup,
-            Wc, //
+            Wc,
+            POISON, //
         },
         harness::*, //
     };
     use kernel::{
+        fmt,
         new_spinlock_irq,
         prelude::*,
         str::CString,
-        sync::SpinLockIrq, //
+        sync::{
+            Arc,
+            SpinLockIrq, //
+        }, //
     };
     use rdma::{
+        completion::{
+            Class,
+            Completion,
+            Failure,
+            Opcode,
+            Status,
+            Success, //
+        },
         context::{
             PollContext,
             Poolable,
@@ -33,6 +46,7 @@ mod tests {
         qp::{
             Depths,
             Handler,
+            Poster,
             QueuePair, //
         },
         request::WorkRequest, //
@@ -41,6 +55,329 @@ mod tests {
     /// C constants: `IB_WC_WR_FLUSH_ERR`, `IB_WC_GENERAL_ERR`.
     const FLUSH_ERR: u32 = 5;
     const GENERAL_ERR: u32 = 21;
+
+    /// Every status of `enum ib_wc_status`, by its number.
+    const STATUSES: [(Status, Class); 22] = [
+        (Status::Success, Class::Success),
+        (Status::LocalLength, Class::Local),
+        (Status::LocalQpOperation, Class::Local),
+        (Status::LocalEecOperation, Class::Local),
+        (Status::LocalProtection, Class::Protection),
+        (Status::Flushed, Class::Flush),
+        (Status::MemoryWindowBind, Class::Protection),
+        (Status::BadResponse, Class::Transport),
+        (Status::LocalAccess, Class::Protection),
+        (Status::RemoteInvalidRequest, Class::Remote),
+        (Status::RemoteAccess, Class::Remote),
+        (Status::RemoteOperation, Class::Remote),
+        (Status::RetryExceeded, Class::Transport),
+        (Status::RnrRetryExceeded, Class::Transport),
+        (Status::LocalRddViolation, Class::Local),
+        (Status::RemoteInvalidRdRequest, Class::Remote),
+        (Status::RemoteAborted, Class::Remote),
+        (Status::InvalidEecNumber, Class::Local),
+        (Status::InvalidEecState, Class::Local),
+        (Status::Fatal, Class::Fatal),
+        (Status::ResponseTimeout, Class::Transport),
+        (Status::General, Class::Unknown),
+    ];
+
+    #[test]
+    fn every_number_is_a_status_and_stays_what_it_is() -> Result {
+        for raw in 0..=255 {
+            let status = Status::from(raw);
+            check_eq!(status.raw(), raw);
+            let known = usize::try_from(raw).ok().and_then(|i| STATUSES.get(i));
+            let expected = known.map_or((Status::Unknown(raw), Class::Unknown), |known| *known);
+            check_eq!((status, status.class()), expected);
+            // One sentence, for one line.
+            check!(status.hint().len() > 10 && !status.hint().contains(['\n', '.']));
+            let words = text(fmt!("{status}"))?;
+            let unknown = words.to_bytes() == b"unrecognized status";
+            check_eq!((raw, unknown), (raw, known.is_none()));
+        }
+        for raw in [256, 0x8000_0000, u32::MAX] {
+            check_eq!(Status::from(raw), Status::Unknown(raw));
+            check_eq!(Status::from(raw).raw(), raw);
+        }
+        outcome()
+    }
+
+    #[test]
+    fn every_number_is_an_opcode_and_stays_what_it_is() -> Result {
+        let known = [
+            (0, Opcode::Send),
+            (1, Opcode::RdmaWrite),
+            (2, Opcode::RdmaRead),
+            (3, Opcode::CompareSwap),
+            (4, Opcode::FetchAdd),
+            (5, Opcode::BindMw),
+            (6, Opcode::LocalInvalidate),
+            (7, Opcode::Lso),
+            (8, Opcode::Flush),
+            (9, Opcode::AtomicWrite),
+            (10, Opcode::RegMr),
+            (11, Opcode::MaskedCompareSwap),
+            (12, Opcode::MaskedFetchAdd),
+            (128, Opcode::Recv),
+            (129, Opcode::RecvRdmaWithImm),
+        ];
+        for raw in Iterator::chain(0..=255, [u32::MAX]) {
+            let expected = known
+                .iter()
+                .find_map(|(number, opcode)| (*number == raw).then_some(*opcode))
+                .unwrap_or(Opcode::Unknown(raw));
+            check_eq!(Opcode::from(raw), expected);
+            check_eq!(expected.raw(), raw);
+        }
+        outcome()
+    }
+
+    fn text(args: fmt::Arguments<'_>) -> Result<CString> {
+        Ok(CString::try_from_fmt(args)?)
+    }
+
+    type Outcome = Result<Success, Failure>;
+
+    /// What completions said, kept beyond them.
+    #[pin_data]
+    struct Outcomes {
+        #[pin]
+        all: SpinLockIrq<KVec<Outcome>>,
+    }
+
+    struct Note(Arc<Outcomes>);
+
+    impl<'bound> Handler<'bound> for Note {
+        type Context = Softirq;
+        type Tag = Tag;
+
+        fn sent(
+            &self,
+            _: &Poster<'_, 'bound, Self>,
+            _: WorkRequest<'bound, Tag>,
+            completion: &Completion<'_>,
+            _: Softirq,
+        ) {
+            // There is room: it was reserved.
+            let _ = self.0.all.lock().push_within_capacity(completion.result());
+        }
+
+        fn received(
+            &self,
+            _: &Poster<'_, 'bound, Self>,
+            _: WorkRequest<'bound, Tag>,
+            completion: &Completion<'_>,
+            _: Softirq,
+        ) {
+            let _ = self.0.all.lock().push_within_capacity(completion.result());
+        }
+    }
+
+    /// Has the device end receives or sends, and says what the handler was told of each.
+    fn outcomes(t: &Test<'_>, recv: bool, ends: &[Wc]) -> Result<KVec<Outcome>> {
+        let all = KVec::with_capacity(ends.len(), GFP_KERNEL)?;
+        let note = Arc::pin_init(
+            pin_init!(Outcomes {
+                all <- new_spinlock_irq!(all, "rdma_kunit::Outcomes"),
+            }),
+            GFP_KERNEL,
+        )?;
+        let depth = u32::try_from(ends.len())?;
+        let qp = QueuePair::new::<Error>(
+            &t.pd()?,
+            t.lease(2 * depth, None)?,
+            t.dev.port(1)?,
+            Depths {
+                send: depth,
+                recv: depth,
+            },
+            Ok::<_, Error>(Note(note.clone())),
+            t.may_sleep(),
+        )?;
+        t.connect(&qp)?;
+        // All of them first: after one that fails no more can be posted.
+        for _ in ends {
+            if recv {
+                qp.post_recv(t.request(0, 8)?)?;
+            } else {
+                qp.post_send(t.request(0, 8)?)?;
+            }
+        }
+        for end in ends {
+            t.fake().complete_at(qp.num(), recv, 0, *end, Place::Task)?;
+        }
+        check!(eventually(|| note.all.lock().len() == ends.len()));
+        let all = core::mem::take(&mut *note.all.lock());
+        Ok(all)
+    }
+
+    #[test]
+    fn of_a_failure_nothing_shows_but_what_is_defined() -> Result {
+        with_device(Setup::new(), |t| {
+            // All else in the completions is poison.
+            let statuses = [
+                1,
+                4,
+                FLUSH_ERR,
+                12,
+                GENERAL_ERR,
+                22,
+                1000,
+                POISON - 1,
+                u32::MAX,
+            ];
+            for recv in [false, true] {
+                let outcomes = outcomes(t, recv, &statuses.map(Wc::failed))?;
+                for (outcome, status) in outcomes.iter().zip(statuses) {
+                    let Err(failure) = outcome else {
+                        check!(false);
+                        continue;
+                    };
+                    check_eq!(failure.raw_status(), status);
+                    check_eq!(failure.status(), Status::from(status));
+                    check_eq!(failure.class(), Status::from(status).class());
+                    check_eq!(failure.vendor_err(), 0x77);
+                    check_eq!(failure.is_flush(), status == FLUSH_ERR);
+                    let shown = text(fmt!("{failure:?}"))?;
+                    let expected = text(fmt!("Failure {{ status: {status}, vendor_err: 119 }}"))?;
+                    check_eq!(shown.to_bytes(), expected.to_bytes());
+                }
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn a_failure_is_one_line_that_says_where_to_look() -> Result {
+        with_device(Setup::new(), |t| {
+            let outcomes = outcomes(t, false, &[12, 300].map(Wc::failed))?;
+            let lines: [&[u8]; 2] = [
+                b"transport retry counter exceeded (status 12, vendor error 0x77): the other side does \
+                  not answer: check its queue pair, the link, the route and the MTU, then timeout and \
+                  retry_cnt",
+                b"unrecognized status (status 300, vendor error 0x77): look for the status in the \
+                  headers of the driver's kernel, and look up the vendor error",
+            ];
+            for (outcome, line) in outcomes.iter().zip(lines) {
+                check!(outcome.is_err());
+                if let Err(failure) = outcome {
+                    let shown = text(fmt!("{failure}"))?;
+                    check_eq!(shown.to_str(), core::str::from_utf8(line));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn of_a_send_there_is_nothing_to_know_but_that_it_was_sent() -> Result {
+        with_device(Setup::new(), |t| {
+            let flags = Wc::WITH_IMM | Wc::WITH_INVALIDATE;
+            // As rxe and mlx5 do: the flags are set, but there are no data.
+            let ends = [Wc::ok(8), Wc::ok(8).with(flags, 0)];
+            for outcome in &outcomes(t, false, &ends)? {
+                let Ok(success) = outcome else {
+                    check!(false);
+                    continue;
+                };
+                check_eq!(success.opcode(), Opcode::Send);
+                check!(!success.is_recv());
+                check_eq!(success.byte_len(), 0);
+                check_eq!(success.immediate(), None);
+                check_eq!(success.invalidated_rkey(), None);
+                let shown = text(fmt!("{success:?}"))?;
+                check_eq!(shown.to_bytes(), b"Success { opcode: Send }");
+            }
+            Ok(())
+        })
+    }
+
+    /// Opcode, length, immediate data and key of a receive.
+    type Details = (Opcode, u32, Option<u32>, Option<u32>);
+
+    fn receives(t: &Test<'_>, ends: &[(Wc, Details)]) -> Result {
+        let mut wcs = KVec::new();
+        for (wc, _) in ends {
+            wcs.push(*wc, GFP_KERNEL)?;
+        }
+        for (outcome, (_, details)) in outcomes(t, true, &wcs)?.iter().zip(ends) {
+            let shown = outcome.map(|success| {
+                check!(success.is_recv());
+                (
+                    success.opcode(),
+                    success.byte_len(),
+                    success.immediate(),
+                    success.invalidated_rkey(),
+                )
+            });
+            check_eq!(shown, Ok(*details));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn immediate_data_are_the_same_number_on_both_sides() -> Result {
+        with_device(Setup::new(), |t| {
+            let numbers = [0, 1, 0x1234_5678, 0x8000_0000, u32::MAX];
+            let ends = numbers.map(|number| {
+                let wc = Wc::ok(5).with(Wc::WITH_IMM, u32::to_be(number));
+                (wc, (Opcode::Recv, 5, Some(number), None))
+            });
+            receives(t, &ends)?;
+            // The other side may write, and have but the immediate data received.
+            let ends = numbers.map(|number| {
+                let wc = Wc::ok(0).with(Wc::WITH_IMM, u32::to_be(number)).opcode(129);
+                (wc, (Opcode::RecvRdmaWithImm, 0, Some(number), None))
+            });
+            receives(t, &ends)
+        })
+    }
+
+    #[test]
+    fn an_invalidated_key_is_passed_on() -> Result {
+        with_device(Setup::new(), |t| {
+            let ends = [0, 0x1234_5678, u32::MAX].map(|rkey| {
+                let wc = Wc::ok(8).with(Wc::WITH_INVALIDATE, rkey);
+                (wc, (Opcode::Recv, 8, None, Some(rkey)))
+            });
+            receives(t, &ends)
+        })
+    }
+
+    #[test]
+    fn without_the_flag_there_are_no_immediate_data() -> Result {
+        with_device(Setup::new(), |t| {
+            // Every flag but the two.
+            let others = !(Wc::WITH_IMM | Wc::WITH_INVALIDATE);
+            let ends = [0, 1, others].map(|flags| {
+                let wc = Wc::ok(8).with(flags, 0x1234_5678);
+                (wc, (Opcode::Recv, 8, None, None))
+            });
+            receives(t, &ends)
+        })
+    }
+
+    #[test]
+    fn an_opcode_that_nobody_knows_is_passed_on() -> Result {
+        with_device(Setup::new(), |t| {
+            // Those with the bit of receives are taken for such.
+            let ends = [130, 255, 0x1_0080].map(|opcode| {
+                let wc = Wc::ok(3).opcode(opcode);
+                (wc, (Opcode::Unknown(opcode), 3, None, None))
+            });
+            receives(t, &ends)?;
+            for (outcome, opcode) in
+                outcomes(t, false, &[13, 77].map(|opcode| Wc::ok(8).opcode(opcode)))?
+                    .iter()
+                    .zip([13, 77])
+            {
+                let shown = outcome.map(|success| (success.opcode(), success.byte_len()));
+                check_eq!(shown, Ok((Opcode::Unknown(opcode), 0)));
+            }
+            Ok(())
+        })
+    }
 
     fn every_status<C: Poolable>(t: &mut Test<'_>) -> Result {
         let unknown = [GENERAL_ERR + 1, 200, 0x8000_0000, u32::MAX];
@@ -583,7 +920,7 @@ mod tests {
             requests: SpinLockIrq<KVec<WorkRequest<'bound, Tag>>>,
         }
 
-        struct Collect<'bound>(kernel::sync::Arc<Basket<'bound>>);
+        struct Collect<'bound>(Arc<Basket<'bound>>);
 
         impl<'bound> Handler<'bound> for Collect<'bound> {
             type Context = Softirq;
@@ -591,9 +928,9 @@ mod tests {
 
             fn received(
                 &self,
-                _: &rdma::qp::Poster<'_, 'bound, Self>,
+                _: &Poster<'_, 'bound, Self>,
                 request: WorkRequest<'bound, Tag>,
-                _: &rdma::completion::Completion<'_>,
+                _: &Completion<'_>,
                 _: Softirq,
             ) {
                 // There is room: it was reserved.
@@ -603,7 +940,7 @@ mod tests {
 
         with_device(Setup::new(), |t| {
             let requests = KVec::with_capacity(4, GFP_KERNEL)?;
-            let basket = kernel::sync::Arc::pin_init(
+            let basket = Arc::pin_init(
                 pin_init!(Basket {
                     requests <- new_spinlock_irq!(requests, "rdma_kunit::Basket"),
                 }),
