@@ -13,6 +13,7 @@ mod client;
 mod completion;
 mod device;
 mod event;
+mod examples;
 mod fake;
 mod harness;
 mod latch;
