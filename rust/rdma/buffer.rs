@@ -24,7 +24,8 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 
 /// Memory that is mapped for a device for as long as it lives.
 ///
-/// Whoever has it may read and write it. While a work request is in flight nobody has it. It can't
+/// Whoever has it may read and write it, as the slice of bytes that it derefs to. While a work request
+/// is in flight nobody has it. It may be dropped in any context, which unmaps and frees it. It can't
 /// leave the window in which the device may be used:
 ///
 /// ```compile_fail,E0521
@@ -36,6 +37,9 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 ///     keep(buffer)
 /// }
 /// ```
+///
+/// C functions: `ib_dma_map_single()`, `ib_dma_unmap_single()`, and those that keep the caches in step,
+/// `ib_dma_sync_single_for_device()` and `ib_dma_sync_single_for_cpu()`.
 ///
 /// # Invariants
 ///

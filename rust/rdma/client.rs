@@ -42,6 +42,8 @@ use crate::{
 
 /// Somebody who wants to be told of RDMA devices.
 ///
+/// C type: `struct ib_client`.
+///
 /// # Examples
 ///
 /// ```
@@ -79,9 +81,12 @@ pub trait Client: 'static {
     type Data<'bound>: Send + 'bound;
 
     /// The name of the client. It shows in `rdma resource show` beside what the client makes.
+    ///
+    /// C field: `ib_client.name`.
     const NAME: &'static CStr;
 
-    /// The module is being loaded. If this fails, it isn't.
+    /// The module is being loaded. If this fails, it isn't, and who loads it gets the error. Runs in
+    /// process context, and may sleep.
     fn load() -> Result {
         Ok(())
     }
@@ -90,6 +95,8 @@ pub trait Client: 'static {
     ///
     /// Runs in process context under locks of the RDMA core: start work here, don't do it. If it
     /// fails, the error is logged, and the client doesn't get the device.
+    ///
+    /// C field: `ib_client.add`.
     fn add<'bound>(
         dev: &'bound Device<'bound>,
         may_wait: MayWait<'bound>,
@@ -101,6 +108,8 @@ pub trait Client: 'static {
 /// `type` names the client; the rest is that of [`kernel::prelude::module!`]. The client is registered
 /// while the module is loaded. There is no other way to register one: registering or unregistering in
 /// a callback of the RDMA core, or in a completion handler, would wait for itself.
+///
+/// C functions: `ib_register_client()`, `ib_unregister_client()`.
 #[macro_export]
 macro_rules! module_client {
     (type: $client:ty, $($module:tt)*) => {

@@ -53,7 +53,7 @@ impl Waitable {
 /// which no completion handler has: a handler that waits for another completion of its own queue
 /// would wait for ever.
 ///
-/// Unlike [`kernel::sync::Completion`] it can be waited for with a limit.
+/// Unlike [`kernel::sync::Completion`] it can be waited for with a limit. C type: `struct completion`.
 #[pin_data]
 pub struct Latch {
     #[pin]
@@ -62,6 +62,8 @@ pub struct Latch {
 
 impl Latch {
     /// Makes a closed latch.
+    ///
+    /// C function: `init_completion()`.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             gate <- Waitable::new(),
@@ -76,7 +78,8 @@ impl Latch {
         unsafe { bindings::complete_all(self.gate.inner.get()) };
     }
 
-    /// Waits for the latch to open, for `limit` milliseconds at most. Says whether it is open.
+    /// Waits for the latch to open, for `limit` milliseconds at most. Says whether it is open. Sleeps;
+    /// where that is not possible it doesn't wait, logs that, and returns false.
     ///
     /// C function: `wait_for_completion_timeout()`.
     pub fn wait(&self, limit: Msecs, may_wait: MayWait<'_>) -> bool {

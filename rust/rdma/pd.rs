@@ -82,7 +82,9 @@ impl<'bound> ProtectionDomain<'bound> {
     /// Allocates a protection domain. Sleeps.
     ///
     /// The keys that open all of memory to the remote side (`IB_PD_UNSAFE_GLOBAL_RKEY`) are not
-    /// offered. C function: `ib_alloc_pd()`.
+    /// offered.
+    ///
+    /// C functions: `ib_alloc_pd()`, and `ib_dealloc_pd()` when the last handle is gone.
     ///
     /// # Errors
     ///

@@ -26,8 +26,11 @@
 //! Every request that was posted comes back exactly once, whatever happens to the connection, the
 //! queue pair or the device.
 //!
-//! What could go wrong, and why it doesn't, is in [`hazards`].
+//! What could go wrong, and why it doesn't, is in [`hazards`]. What other interfaces to completion
+//! queues have, and where it is here, is in [`api`].
 
+// As the kernel's makefiles have it for its own crates, whatever builds this one.
+#![warn(missing_docs)]
 // What Kbuild passes by `-Zcrate-attr`, which rustdoc doesn't heed.
 #![cfg_attr(doc, no_std, feature(asm_goto))]
 
@@ -44,6 +47,8 @@ macro_rules! log_refusal {
 #[macro_use]
 mod numbers;
 
+#[cfg(doc)]
+pub mod api;
 pub mod buffer;
 pub mod client;
 pub mod cm;

@@ -51,13 +51,18 @@ declare_events! {
         = __tracepoint_rdma_cq_run_end, rust_do_trace_rdma_cq_run_end;
 }
 
-/// Says that traffic begins on a device: `ops` operations, handled in the context `C`.
+/// Says that traffic begins on a device: `ops` operations, handled in the context `C`. May be called
+/// from any context.
+///
+/// Trace event: `rdma_cq:rdma_cq_run_start`.
 pub fn run_start<C: PollContext>(dev: &Device<'_>, ops: u64) {
     // SAFETY: The device is valid.
     unsafe { start(dev.as_raw(), C::RAW, ops) };
 }
 
-/// Says that traffic ended on a device, after `ops` operations.
+/// Says that traffic ended on a device, after `ops` operations. May be called from any context.
+///
+/// Trace event: `rdma_cq:rdma_cq_run_end`.
 pub fn run_end<C: PollContext>(dev: &Device<'_>, ops: u64) {
     // SAFETY: The device is valid.
     unsafe { end(dev.as_raw(), C::RAW, ops) };

@@ -30,11 +30,14 @@ use crate::{
 /// Work to be done on what lives in the window, in process context.
 pub trait Task<'bound>: Send + Sync + Sized + 'bound {
     /// Does the work. Runs in a worker of `system_dfl_wq`, never twice at the same time.
+    ///
+    /// C field: `work_struct.func`.
     fn run(&self, may_wait: MayWait<'_>);
 
     /// The work is being taken down: [`Self::run`], if it is running, has to come to its end.
     ///
-    /// Runs in process context, beside `run`, which is waited for afterwards.
+    /// Runs in process context, beside `run`, which is waited for afterwards
+    /// (C function: `disable_work_sync()`).
     fn stop(&self);
 }
 
@@ -93,7 +96,9 @@ impl<'bound, T: Task<'bound>> Item<'bound, T> {
 }
 
 impl<'bound, T: Task<'bound>> ScopedWork<'bound, T> {
-    /// Makes a work item. Sleeps.
+    /// Makes a work item, which isn't queued yet. Sleeps.
+    ///
+    /// C function: `INIT_WORK()`.
     ///
     /// # Errors
     ///
