@@ -11,10 +11,10 @@
 //! |---|---|---|---|
 //! | H1 | `ib_cqe` or its owner freed or moved before the completion | type: a post takes the [`WorkRequest`], the completion gives it back | *example* of [`WorkRequest`]; `rdma_post.what_nobody_waits_for_comes_back_when_flushed` |
 //! | H2 | queue pair destroyed undrained | backstop: teardown waits for the count of what is in flight | `rdma_teardown.late_completions_are_waited_for`, `rmmod` |
-//! | H3 | a drain that fails silently | no drain is used; what never comes back is kept, and the log says so | `rdma_teardown.a_move_to_the_error_state_that_fails_is_survived`, `rdma_post.what_may_never_have_been_taken_is_given_up_soon` |
+//! | H3 | a drain that fails silently | no drain is used; what the device forgot is handed back once the queue pair is destroyed | `rdma_teardown.a_move_to_the_error_state_that_fails_is_survived`, `rdma_flight.forgotten_sends_come_back_in_softirq` |
 //! | H4 | draining in RESET, or without a receive queue | as H3; a queue pair leaves RESET before its owner gets it | `rdma_teardown.one_that_was_never_connected_goes_with_its_receives`, `rdma_qp.one_depth_may_be_zero` |
-//! | H5 | no spare slot for a drain's sentinel | as H3: there is none | `rdma_teardown.full_queues_come_back_in_softirq_when_the_client_goes` |
-//! | H6 | completion queue overrun | check: depths within the lease, and a count that posts can't exceed | `rdma_qp.more_in_flight_than_leased_is_einval`, `rdma_completion.queues_never_overrun_when_all_completes_at_once` |
+//! | H5 | no spare slot for a drain's sentinel | no drain is used; a queue pair's lease has an entry more than it has requests | `rdma_teardown.full_queues_come_back_in_softirq_when_the_client_goes` |
+//! | H6 | completion queue overrun | check: depths within the lease, and a count that posts can't exceed | `rdma_qp.as_much_in_flight_as_leased_is_einval`, `rdma_completion.queues_never_overrun_when_all_completes_at_once` |
 //! | H7 | unsignaled requests complete only on error | every request is signaled | `rdma_post.a_completion_makes_room_for_one_more` |
 //! | H8 | two queue pairs exceed one queue together | type: a queue pair takes a lease of its own | `rdma_lease.no_queue_is_ever_leased_beyond_its_capacity`, `rdma_completion.completions_of_two_queue_pairs_on_one_queue_find_their_own` |
 //! | H9 | sleeping in a handler that may not | type: [`MaySleep`], which softirq has none of; check: `EDEADLK` | *examples* of [`MaySleep`] and [`Handler`]; `rdma_qp.where_nobody_may_sleep_making_one_is_edeadlk` |
@@ -38,7 +38,7 @@
 //! | H27 | a mapping undone early or otherwise; stack or vmalloc memory | type: [`DmaBuffer`] allocates, maps and unmaps | `rdma_buffer.of_more_bytes_than_there_are_in_one_piece_is_enomem`, `rdma_completion.no_more_is_written_than_was_posted` |
 //! | H28 | a structure that isn't the opcode's; `wr_id` for `wr_cqe` | type: the library fills in both | `rdma_completion.what_the_device_wrote_is_in_the_buffer` |
 //! | H29 | `opcode` believed after an error | type: a failure has a status and the vendor's code, no more | `rdma_completion.every_status_known_or_not_comes_back_in_softirq` |
-//! | H30 | a chain posted in part; `bad_wr` unset | one request a post; without `bad_wr` the request stays counted | `rdma_post.what_was_taken_in_spite_of_an_error_comes_back_once` |
+//! | H30 | a chain posted in part; `bad_wr` unset | one request a post; without `bad_wr` the request stays counted until it is back | `rdma_post.what_was_taken_in_spite_of_an_error_comes_back_once`, `rdma_post.what_was_never_taken_comes_back_when_the_queue_pair_goes` |
 //! | H31 | callbacks into a module that is gone; the owner's name | order: `remove` waits for handlers; the name is a copy | `rmmod`; `rdma_client.the_owner_is_the_client_s_name` |
 //! | H32 | pool calls with interrupts disabled | check: `EDEADLK`; a drop there is put off | `rdma_lease.where_nobody_may_sleep_a_lease_is_edeadlk`, `rdma_lease.a_softirq_lease_dropped_anywhere_goes_back` |
 //!
@@ -46,8 +46,8 @@
 //!
 //! - A driver that can't destroy a queue pair leaves it, and what it stands on, for ever. When the
 //!   device goes, the RDMA core warns of it.
-//! - A driver that fails a post without saying whether it took the request leaves the request's memory
-//!   unaccounted for if it didn't: it is never freed.
+//! - What a driver forgot is handed back behind a marker in the completion queue. If no queue pair can be
+//!   made for that, the memory is never freed, and the log says so.
 //! - siw connects by TCP, and nothing ends that but an answer or the end of TCP's patience, two minutes
 //!   by default. A `remove` meanwhile waits for it.
 //! - Without `CONFIG_PREEMPT_COUNT` nobody can tell that a spinlock is held: a sleeping call there

@@ -20,7 +20,9 @@ use crate::{
         PollContext,
         Poolable, //
     },
+    cq::check_capacity,
     device::Device,
+    raw_cq::RawCq,
     teardown::{
         Fate,
         Kind,
@@ -67,14 +69,9 @@ pub struct PooledCq<'bound, C: PollContext> {
 /// entries are claimed for this lease until `destroy` is called.
 struct Lease {
     node: Node,
-    cq: NonNull<bindings::ib_cq>,
+    cq: RawCq,
     nr_cqe: u32,
 }
-
-// SAFETY: The RDMA core does its own locking.
-unsafe impl Send for Lease {}
-// SAFETY: As above.
-unsafe impl Sync for Lease {}
 
 // SAFETY: `node` is part of the object, and the pool doesn't know the lease.
 unsafe impl Resource for Lease {
@@ -88,8 +85,8 @@ unsafe impl Resource for Lease {
     unsafe fn destroy(&self) -> Fate {
         // SAFETY: By the type invariant. The caller may sleep, so interrupts are enabled.
         unsafe {
-            trace::put(self.cq.as_ptr(), self.nr_cqe);
-            bindings::ib_cq_pool_put(self.cq.as_ptr(), self.nr_cqe);
+            trace::put(self.cq.as_raw(), self.nr_cqe);
+            bindings::ib_cq_pool_put(self.cq.as_raw(), self.nr_cqe);
         }
         Fate::Free
     }
@@ -119,16 +116,7 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         may_sleep: MaySleep<'_>,
     ) -> Result<Self> {
         may_sleep.check("PooledCq::lease")?;
-        let max = dev.max_cqe().min(i32::MAX.unsigned_abs());
-        if !(1..=max).contains(&nr_cqe) {
-            log_refusal!(
-                "{}: nr_cqe={} is out of range 1..={}\n",
-                dev.name(),
-                nr_cqe,
-                max
-            );
-            return Err(EINVAL);
-        }
+        check_capacity(dev, "nr_cqe", nr_cqe)?;
         if dev.num_comp_vectors() == 0 {
             log_refusal!("{}: no completion vectors: no pooled queues\n", dev.name());
             return Err(EOPNOTSUPP);
@@ -152,7 +140,8 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
         let lease = KBox::new(
             Lease {
                 node: Node::new::<Lease>(),
-                cq,
+                // SAFETY: The entries were just claimed, so the queue stays.
+                cq: unsafe { RawCq::new(cq) },
                 nr_cqe,
             },
             GFP_KERNEL,
@@ -187,46 +176,25 @@ impl<'bound, C: PollContext> PooledCq<'bound, C> {
     ///
     /// C field: `ib_cq.cqe`.
     pub fn capacity(&self) -> u32 {
-        // SAFETY: By the type invariant of `Lease`; the field doesn't change.
-        u32::try_from(unsafe { (*self.as_raw()).cqe }).unwrap_or(0)
+        self.raw().capacity()
     }
 
     /// The completion vector of the queue.
     pub fn vector(&self) -> u32 {
-        // SAFETY: As in `capacity`.
-        unsafe { (*self.as_raw()).comp_vector }
+        self.raw().vector()
     }
 
     /// The number by which `rdma resource show cq` and the trace events know the queue.
     pub fn id(&self) -> u32 {
-        // SAFETY: As in `capacity`.
-        unsafe { (*self.as_raw()).res.id }
+        self.raw().id()
     }
 
-    pub(crate) fn as_raw(&self) -> *mut bindings::ib_cq {
-        self.lease.cq.as_ptr()
+    pub(crate) fn raw(&self) -> RawCq {
+        self.lease.cq
     }
 
-    /// Waits until no handler runs that a worker has begun. Sleeps.
-    pub(crate) fn flush(&self) {
-        if C::RAW == bindings::ib_poll_context_IB_POLL_WORKQUEUE
-            || C::RAW == bindings::ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE
-        {
-            // SAFETY: The queue is valid, and in these contexts the union holds a work item.
-            unsafe {
-                kernel::bindings::flush_work((&raw mut (*self.as_raw()).__bindgen_anon_1).cast())
-            };
-        }
-    }
-
-    /// The kernel holds on to the queue: the entries are never given back.
-    pub(crate) fn abandon(self) {
+    /// The kernel holds on to the queue: the entries are never given back. The handle has to be forgotten.
+    pub(crate) fn abandon(&self) {
         self.lease.abandon();
-        core::mem::forget(self);
-    }
-
-    /// Gives the entries back now. Sleeps.
-    pub(crate) fn put(self) {
-        self.lease.take_down();
     }
 }

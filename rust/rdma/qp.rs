@@ -13,10 +13,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::to_result,
     prelude::*,
     sync::atomic::{
         Acquire,
@@ -33,10 +30,15 @@ use rdma_bindings as bindings;
 use crate::{
     completion::Completion,
     context::{
+        Direct,
         MaySleep,
         MayWait,
         PollContext,
         Trampoline, //
+    },
+    cq::{
+        Claim,
+        Entries, //
     },
     device::{
         Device,
@@ -44,9 +46,13 @@ use crate::{
         Port,
         Protocol, //
     },
+    flight::{
+        Header,
+        Marker, //
+    },
     latch::Latch,
     pd::ProtectionDomain,
-    pool::PooledCq,
+    raw_qp::RawQp,
     request::{
         Inner,
         PostError,
@@ -164,24 +170,23 @@ mod state {
     }
 }
 
-/// How many milliseconds the flush of a queue pair may take before the log mentions it, and how often
-/// it does. The tests shorten it.
+/// How many milliseconds the flush of a queue pair may take before the queue pair is destroyed anyway.
+/// The tests shorten it.
 #[doc(hidden)]
 pub static FLUSH_PATIENCE_MS: Atomic<u32> = Atomic::new(10_000);
-/// After how many of these the requests are given up: never freed, since the device may use them.
-const FLUSH_ATTEMPTS: u32 = 6;
 
 /// # Invariants
 ///
 /// - `raw` is valid until `destroy` succeeds.
+/// - `marker.roll()` has all requests in flight.
 /// - `state` counts the requests in flight and the handlers that run: one whose request's place is
 ///   free by that request, any other by itself. While it counts any, `self` stays.
-/// - At most `send_depth` sends and `recv_depth` receives are in flight, and both together are no
-///   more than the entries leased in `stands_on`.
+/// - At most `send_depth` sends and `recv_depth` receives are in flight, and both together are less
+///   than the entries claimed in `stands_on`.
 #[pin_data]
 pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     node: Node,
-    raw: NonNull<bindings::ib_qp>,
+    raw: RawQp,
     num: u32,
     device: &'bound Device<'bound>,
     lkey: u32,
@@ -202,6 +207,8 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     /// Opens when teardown began and nothing is in flight.
     #[pin]
     drained: Latch,
+    #[pin]
+    marker: Marker,
     /// What has to outlive `raw`. Taken by `destroy`.
     stands_on: UnsafeCell<Option<StandsOn<'bound, H::Context>>>,
     #[pin]
@@ -209,7 +216,7 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
 }
 
 struct StandsOn<'bound, C: PollContext> {
-    cq: PooledCq<'bound, C>,
+    cq: Claim<'bound, C>,
     pd: ProtectionDomain<'bound>,
 }
 
@@ -249,7 +256,7 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
             self.drained.open();
             return;
         }
-        if let Err(e) = self.flush() {
+        if let Err(e) = self.raw.flush() {
             pr_err!(
                 "{}: qp={}: can't be moved to the error state: {:?}\n",
                 self.device.name(),
@@ -263,10 +270,9 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
         let mut drained;
         loop {
             drained = self.wait_drained();
-            // SAFETY: By the type invariant; the caller may sleep.
-            let destroyed = to_result(unsafe {
-                bindings::ib_destroy_qp_user(self.raw.as_ptr(), core::ptr::null_mut())
-            });
+            // SAFETY: Once it has succeeded this is left, and nobody uses the queue pair: who held a
+            // handle or was called with a `Poster` is gone, or has been waited for.
+            let destroyed = unsafe { self.raw.destroy() };
             let Err(e) = destroyed else { break };
             pr_err!(
                 "{}: qp={}: can't be destroyed: {:?}{}\n",
@@ -289,83 +295,89 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
             // The device has the queue pair and may call back yet, into a module that may be about
             // to go: there is no way on from here but to wait.
         }
-        // SAFETY: `destroy` is called once, and nobody else touches the field.
-        if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
-            // A driver may only flush when the queue pair is destroyed.
-            stands_on.cq.flush();
-            drained = drained
-                || self
-                    .drained
-                    .wait_unchecked(FLUSH_PATIENCE_MS.load(Relaxed) / 10);
-            stands_on.cq.put();
+        // SAFETY: As above.
+        let Some(stands_on) = (unsafe { (*self.stands_on.get()).take() }) else {
+            return Fate::Free;
+        };
+        drained = drained || self.sweep(&stands_on);
+        // A worker that has handled the last completion may still be on its way out.
+        stands_on.cq.flush();
+        drop(stands_on);
+        if drained {
+            Fate::Free
+        } else {
+            Fate::Keep
         }
-        if !drained {
-            let state = self.state.load(Relaxed);
-            pr_err!(
-                "{}: sends={} recvs={} never came back: their memory is leaked\n",
-                self.device.name(),
-                state::count(state, Side::Send),
-                state::count(state, Side::Recv)
-            );
-            return Fate::Keep;
-        }
-        Fate::Free
     }
 }
 
 impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
-    fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
-        let mask = c_int::try_from(mask)?;
-        // SAFETY: By the type invariant; the caller may sleep.
-        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), attr, mask) })
-    }
-
-    /// Has the device give back all that is in flight.
-    fn flush(&self) -> Result {
-        let mut attr = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-            ..Default::default()
-        };
-        self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
-    }
-
-    /// Waits until nothing is in flight, or until there is no hope of it.
+    /// Waits until nothing is in flight, or until there is no hope of it. Then no handler of this queue
+    /// pair posts any more.
     ///
     /// The time counts from when teardown began: of many that have to be waited for, each has had its
     /// time when its turn comes.
     fn wait_drained(&self) -> bool {
         // SAFETY: Written by `begin` only, which was called before.
         let begun = unsafe { *self.begun.get() }.unwrap_or_else(Instant::now);
-        let patience = FLUSH_PATIENCE_MS.load(Relaxed);
-        loop {
-            let doubtful = u64::from(self.doubtful.load(Relaxed));
-            let turn = if doubtful == 0 {
-                patience
-            } else {
-                patience / 10
-            };
-            if self.drained.wait_unchecked(turn) {
-                return true;
-            }
-            let state = self.state.load(Relaxed);
-            let (sends, recvs) = (
-                state::count(state, Side::Send),
-                state::count(state, Side::Recv),
-            );
-            let elapsed = begun.elapsed().as_millis();
-            pr_warn!(
-                "{}: qp={}: sends={} recvs={} not given back after {} ms\n",
-                self.device.name(),
-                self.num,
-                sends,
-                recvs,
-                elapsed
-            );
-            let limit = i64::from(patience.saturating_mul(FLUSH_ATTEMPTS));
-            if elapsed >= limit || sends + recvs <= doubtful {
-                return false;
-            }
+        // Of what the device never took nothing will be heard.
+        let hopeless = u64::from(self.doubtful.load(Relaxed));
+        let patience = FLUSH_PATIENCE_MS.load(Relaxed) / if hopeless == 0 { 1 } else { 10 };
+        let elapsed = u32::try_from(begun.elapsed().as_millis()).unwrap_or(patience);
+        // SAFETY: Taken by `destroy` only, which has called this.
+        let Some(stands_on) = (unsafe { &*self.stands_on.get() }) else {
+            return true;
+        };
+        if stands_on
+            .cq
+            .wait_for(&self.drained, patience.saturating_sub(elapsed))
+        {
+            return true;
         }
+        let state = self.state.load(Relaxed);
+        pr_warn!(
+            "{}: qp={}: sends={} recvs={} not given back after {} ms: destroying it first\n",
+            self.device.name(),
+            self.num,
+            state::count(state, Side::Send),
+            state::count(state, Side::Recv),
+            begun.elapsed().as_millis()
+        );
+        stands_on.cq.fence(patience);
+        self.drained.wait_unchecked(0)
+    }
+
+    /// Has what the device forgot handed back, now that the queue pair is destroyed. Says whether all is
+    /// back.
+    fn sweep(&self, stands_on: &StandsOn<'bound, H::Context>) -> bool {
+        let patience = FLUSH_PATIENCE_MS.load(Relaxed);
+        // SAFETY: Called once, when the queue pair is destroyed; if this fails, so that not all is
+        // back, `destroy` keeps `self`. By the type invariant a completion more has room.
+        let swept = unsafe {
+            if H::Context::RAW == Direct::RAW {
+                stands_on.cq.sweep(self.marker.roll(), patience)
+            } else {
+                self.marker.sweep(
+                    &stands_on.pd,
+                    stands_on.cq.as_raw(),
+                    self.port.number(),
+                    patience,
+                )
+            }
+        };
+        if swept.is_ok() && self.drained.wait_unchecked(patience) {
+            return true;
+        }
+        let state = self.state.load(Relaxed);
+        pr_err!(
+            "{}: qp={}: sends={} recvs={} never came back ({:?}): their memory is leaked\n",
+            self.device.name(),
+            self.num,
+            state::count(state, Side::Send),
+            state::count(state, Side::Recv),
+            swept.err()
+        );
+        false
     }
 
     fn limit(&self, side: Side) -> &Atomic<u32> {
@@ -486,18 +498,24 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
         let wr_cqe = unsafe {
-            (*inner.as_ptr()).qp = core::ptr::from_ref(self).cast();
-            (*inner.as_ptr()).cqe.done = Some(match side {
-                Side::Send => Self::send_done,
-                Side::Recv => Self::recv_done,
-            });
-            &raw mut (*inner.as_ptr()).cqe
+            let header = &mut (*inner.as_ptr()).header;
+            header.take_off(
+                self.identity(),
+                self.marker.roll(),
+                side == Side::Recv,
+                match side {
+                    Side::Send => Self::send_done,
+                    Side::Recv => Self::recv_done,
+                },
+            );
+            &raw mut header.cqe
         };
 
         // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
         // buffer stay where they are until it comes back. The scatter list is copied by the call.
         let (ret, untouched) = unsafe {
-            let ops = &(*(*self.raw.as_ptr()).device).ops;
+            let qp = self.raw.as_raw();
+            let ops = &(*(*qp).device).ops;
             match side {
                 Side::Send => {
                     let wr = bindings::ib_send_wr {
@@ -510,7 +528,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                     };
                     let mut bad: *const bindings::ib_send_wr = core::ptr::null();
                     match ops.post_send {
-                        Some(post) => (post(self.raw.as_ptr(), &wr, &mut bad), !bad.is_null()),
+                        Some(post) => (post(qp, &wr, &mut bad), !bad.is_null()),
                         None => (EOPNOTSUPP.to_errno(), true),
                     }
                 }
@@ -523,7 +541,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                     };
                     let mut bad: *const bindings::ib_recv_wr = core::ptr::null();
                     match ops.post_recv {
-                        Some(post) => (post(self.raw.as_ptr(), &wr, &mut bad), !bad.is_null()),
+                        Some(post) => (post(qp, &wr, &mut bad), !bad.is_null()),
                         None => (EOPNOTSUPP.to_errno(), true),
                     }
                 }
@@ -552,7 +570,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             };
         };
         // SAFETY: The driver says that it didn't take the request.
-        let request = unsafe { WorkRequest::from_raw(inner) };
+        let mut request = unsafe { WorkRequest::from_raw(inner) };
+        request.header_mut().land();
         request.buffer().sync_for_cpu();
         PostError::new(error, request)
     }
@@ -573,35 +592,56 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         unsafe { Self::done(Side::Recv, wc) };
     }
 
+    /// Makes what was in flight the request again.
+    ///
+    /// # Safety
+    ///
+    /// `wc` is the one completion of a request that was posted here, on this side.
+    #[inline(always)]
+    unsafe fn take_back(&self, side: Side, wc: &bindings::ib_wc) -> WorkRequest<'bound, H::Tag> {
+        // SAFETY: The device is valid.
+        unsafe {
+            trace::complete(
+                self.device.as_raw(),
+                self.num,
+                side == Side::Recv,
+                wc.status,
+            )
+        };
+        // SAFETY: By the function's requirements `wr_cqe` is the start of the request, which nobody else
+        // has.
+        let mut request = unsafe {
+            let inner = wc.__bindgen_anon_1.wr_cqe.cast::<Inner<'bound, H::Tag>>();
+            WorkRequest::from_raw(NonNull::new_unchecked(inner))
+        };
+        request.header_mut().land();
+        request.buffer().sync_for_cpu();
+        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
+            self.fail();
+        }
+        request
+    }
+
+    /// What requests know this queue pair by.
+    fn identity(&self) -> *const c_void {
+        core::ptr::from_ref(self).cast()
+    }
+
     /// # Safety
     ///
     /// `wc` is the completion of a request that `post` of this type posted on this side.
     #[inline(always)]
     unsafe fn done(side: Side, wc: *mut bindings::ib_wc) {
-        // SAFETY: `wc` is valid for the call, and `wr_cqe` is part of the request. It is complete, so
-        // nobody else uses it.
-        let (wc, request, this) = unsafe {
+        // SAFETY: `wc` is valid for the call, and leads to the request, which leads to its queue pair:
+        // that stays for as long as it counts the request.
+        let (wc, this) = unsafe {
             let wc = &*wc;
-            let cqe = wc.__bindgen_anon_1.wr_cqe;
-            let inner = kernel::container_of!(cqe, Inner<'bound, H::Tag>, cqe);
-            let this = (*inner).qp.cast::<Self>();
-            let request = WorkRequest::from_raw(NonNull::new_unchecked(inner));
-            (wc, request, &*this)
+            let header = wc.__bindgen_anon_1.wr_cqe.cast::<Header>();
+            (wc, &*(*header).qp.cast::<Self>())
         };
-        // SAFETY: The device is valid.
-        unsafe {
-            trace::complete(
-                this.device.as_raw(),
-                this.num,
-                side == Side::Recv,
-                wc.status,
-            )
-        };
-        request.buffer().sync_for_cpu();
+        // SAFETY: By the function's requirements.
+        let request = unsafe { this.take_back(side, wc) };
         let completion = Completion::new(wc);
-        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
-            this.fail();
-        }
 
         let poster = Poster {
             qp: this,
@@ -688,9 +728,10 @@ pub struct Depths {
 }
 
 impl Depths {
-    /// The entries that a completion queue needs for both.
+    /// The entries that a completion queue needs: one for each, and one more by which teardown finds out
+    /// that it has seen all completions there are.
     pub fn total(self) -> u32 {
-        self.send.saturating_add(self.recv)
+        self.send.saturating_add(self.recv).saturating_add(1)
     }
 }
 
@@ -728,7 +769,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     ///
     /// The queue is polled in the context that the handler is for:
     ///
-    /// ```compile_fail,E0271
+    /// ```compile_fail,E0277
     /// # use kernel::prelude::*;
     /// # use rdma::{context::*, device::Port, pd::ProtectionDomain, pool::PooledCq, qp::*};
     /// fn mix<'bound, H: Handler<'bound, Context = Workqueue>>(
@@ -763,12 +804,13 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`, with a line in the log, if a depth is over [`Device::max_qp_wr`], or if both together
-    ///   are zero or more than the lease has entries.
+    /// - `EINVAL`, with a line in the log, if a depth is over [`Device::max_qp_wr`], if both are zero, or
+    ///   if the lease or the queue has fewer entries than [`Depths::total`].
+    /// - `ENOSPC`, with a line in the log, if other queue pairs have claimed too many entries of the queue.
     /// - Those of the driver; `ENOMEM`; `EDEADLK` where sleeping is not possible.
     pub fn new<E>(
         pd: &ProtectionDomain<'bound>,
-        cq: PooledCq<'bound, H::Context>,
+        cq: impl Into<Entries<'bound, H::Context>>,
         port: Port<'bound>,
         depths: Depths,
         handler: impl PinInit<H, E>,
@@ -790,24 +832,24 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             );
             return Err(EINVAL);
         }
-        if !(1..=cq.nr_cqe()).contains(&depths.total()) {
+        if depths.send == 0 && depths.recv == 0 {
             log_refusal!(
-                "{}: depths of {} + {} are out of range 1..={}, the entries leased\n",
-                dev.name(),
-                depths.send,
-                depths.recv,
-                cq.nr_cqe()
+                "{}: both depths are 0: there is nothing to post\n",
+                dev.name()
             );
             return Err(EINVAL);
         }
+        let cq = cq.into().claim(depths.total())?;
 
-        let raw = Self::create(pd, &cq, depths)?;
+        // SAFETY: Both are of one device, since their lifetime is that of its window, and `stands_on`
+        // keeps both.
+        let raw = unsafe { RawQp::new(pd, cq.as_raw(), depths) }?;
+        let num = raw.num();
         let qp = KBox::pin_init::<Error>(
             try_pin_init!(Qp {
                 node: Node::new::<Qp<'bound, H>>(),
                 raw,
-                // SAFETY: The queue pair is new.
-                num: unsafe { (*raw.as_ptr()).qp_num },
+                num,
                 device: dev,
                 lkey: pd.local_dma_lkey(),
                 state: Atomic::new(0),
@@ -819,6 +861,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 port,
                 begun: UnsafeCell::new(None),
                 drained <- Latch::new(),
+                marker <- Marker::new(),
                 stands_on: UnsafeCell::new(Some(StandsOn {
                     cq,
                     pd: pd.clone(),
@@ -829,57 +872,12 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         )
         .inspect_err(|_| {
             // SAFETY: The queue pair is new, and nothing was posted to it.
-            unsafe { bindings::ib_destroy_qp_user(raw.as_ptr(), core::ptr::null_mut()) };
+            let _ = unsafe { raw.destroy() };
         })?;
         // INVARIANT: `raw` is valid, nothing is in flight, and the depths were checked above.
         let this = Self(Register::enroll(dev, qp)?);
-        this.init()?;
+        this.0.raw.init(port.number())?;
         Ok(this)
-    }
-
-    fn create(
-        pd: &ProtectionDomain<'bound>,
-        cq: &PooledCq<'bound, H::Context>,
-        depths: Depths,
-    ) -> Result<NonNull<bindings::ib_qp>> {
-        let mut attr = bindings::ib_qp_init_attr {
-            send_cq: cq.as_raw(),
-            recv_cq: cq.as_raw(),
-            cap: bindings::ib_qp_cap {
-                // Drivers differ in what they make of an empty queue.
-                max_send_wr: depths.send.max(1),
-                max_recv_wr: depths.recv.max(1),
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                ..Default::default()
-            },
-            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
-            qp_type: bindings::ib_qp_type_IB_QPT_RC,
-            ..Default::default()
-        };
-        // SAFETY: All is of one device, as the caller checked, and valid; the owner's name outlives
-        // what is made.
-        let raw = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(pd.as_raw(), &mut attr, pd.device().owner().as_char_ptr())
-        })?;
-        NonNull::new(raw).ok_or(ENOMEM)
-    }
-
-    /// From RESET, in which some drivers take receives and forget them, to INIT.
-    fn init(&self) -> Result {
-        let mut attr = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
-            port_num: self.0.port.number(),
-            qp_access_flags: 0,
-            ..Default::default()
-        };
-        self.0.modify(
-            &mut attr,
-            bindings::ib_qp_attr_mask_IB_QP_STATE
-                | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
-                | bindings::ib_qp_attr_mask_IB_QP_PORT
-                | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
-        )
     }
 
     /// What the other side has to know to connect to this one, reached by entry `gid_index` of the
@@ -925,9 +923,30 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             to_result(unsafe { bindings::rdma_init_qp_attr(id, &mut attr, &mut mask) })?;
             attr.max_rd_atomic = 1;
             attr.max_dest_rd_atomic = 1;
-            self.0.modify(&mut attr, mask.unsigned_abs())?;
+            self.0.raw.modify(&mut attr, mask.unsigned_abs())?;
         }
         Ok(())
+    }
+
+    /// What requests know this queue pair by.
+    pub(crate) fn identity(&self) -> *const c_void {
+        self.0.identity()
+    }
+
+    /// Makes what was in flight the request again, without a handler.
+    ///
+    /// # Safety
+    ///
+    /// `wc` is the one completion of a request that was posted here.
+    #[inline]
+    pub(crate) unsafe fn take_back(&self, wc: &bindings::ib_wc) -> WorkRequest<'bound, H::Tag> {
+        // SAFETY: By the function's requirements it leads to the request.
+        let recv = unsafe { (*wc.__bindgen_anon_1.wr_cqe.cast::<Header>()).is_recv() };
+        let side = if recv { Side::Recv } else { Side::Send };
+        // SAFETY: By the function's requirements.
+        let request = unsafe { self.0.take_back(side, wc) };
+        self.0.count_out(state::unit(side));
+        request
     }
 
     /// Allows sends: the queue pair is connected.
@@ -1001,7 +1020,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             // SAFETY: The kind of address was set above.
             _ => unsafe { bindings::rdma_ah_set_dlid(ah, peer.lid) },
         }
-        self.0.modify(
+        self.0.raw.modify(
             &mut attr,
             bindings::ib_qp_attr_mask_IB_QP_STATE
                 | bindings::ib_qp_attr_mask_IB_QP_AV
@@ -1021,7 +1040,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
             rnr_retry: RNR_RETRIES,
             ..Default::default()
         };
-        self.0.modify(
+        self.0.raw.modify(
             &mut attr,
             bindings::ib_qp_attr_mask_IB_QP_STATE
                 | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN
@@ -1081,7 +1100,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     pub fn end(&self, may_sleep: MaySleep<'_>) -> Result {
         may_sleep.check("QueuePair::end")?;
         self.0.fail();
-        self.0.flush()
+        self.0.raw.flush()
     }
 
     /// Takes the queue pair down, and waits until all requests came back, their handlers have

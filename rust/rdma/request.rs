@@ -12,9 +12,11 @@ use kernel::{
     fmt,
     prelude::*, //
 };
-use rdma_bindings as bindings;
 
-use crate::buffer::DmaBuffer;
+use crate::{
+    buffer::DmaBuffer,
+    flight::Header, //
+};
 
 /// A buffer, and what the owner keeps with it, ready to be posted as a send or as a receive.
 ///
@@ -45,20 +47,17 @@ pub struct WorkRequest<'bound, T> {
     inner: KBox<Inner<'bound, T>>,
 }
 
-/// What the RDMA core finds a request by; it stays where it is while the request is in flight.
+/// What is in flight. It stays where it is meanwhile, and begins with what it is found by.
 #[repr(C)]
 pub(crate) struct Inner<'bound, T> {
-    /// Passed to the RDMA core, which calls `cqe.done` with a pointer to it.
-    pub(crate) cqe: bindings::ib_cqe,
-    /// The queue pair that the request is posted to.
-    pub(crate) qp: *const c_void,
+    pub(crate) header: Header,
     buffer: DmaBuffer<'bound>,
     len: u32,
     tag: T,
     _pin: PhantomPinned,
 }
 
-// SAFETY: `cqe` and `qp` are only used by the trampolines, while the request is in flight.
+// SAFETY: `header` is only used by who has the request, or the lock of the roll that it is on.
 unsafe impl<T: Send> Send for Inner<'_, T> {}
 // SAFETY: As above: a shared reference only leads to the buffer and the tag.
 unsafe impl<T: Sync> Sync for Inner<'_, T> {}
@@ -74,8 +73,7 @@ impl<'bound, T> WorkRequest<'bound, T> {
         Ok(Self {
             inner: KBox::new(
                 Inner {
-                    cqe: bindings::ib_cqe { done: None },
-                    qp: core::ptr::null(),
+                    header: Header::new(),
                     buffer,
                     len,
                     tag,
@@ -146,8 +144,15 @@ impl<'bound, T> WorkRequest<'bound, T> {
 
     /// Gives up the request for its parts.
     pub fn into_parts(self) -> (DmaBuffer<'bound>, T) {
+        // It moves now.
+        self.inner.header.leave();
         let inner = KBox::into_inner(self.inner);
         (inner.buffer, inner.tag)
+    }
+
+    #[inline]
+    pub(crate) fn header_mut(&mut self) -> &mut Header {
+        &mut self.inner.header
     }
 
     /// Turns the request into what is in flight.

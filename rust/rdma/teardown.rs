@@ -46,16 +46,18 @@ pub(crate) enum Kind {
     Connection,
     QueuePair,
     Lease,
+    CompletionQueue,
     ProtectionDomain,
 }
 
 impl Kind {
-    const IN_ORDER: [Kind; 6] = [
+    const IN_ORDER: [Kind; 7] = [
         Kind::Work,
         Kind::EventHandler,
         Kind::Connection,
         Kind::QueuePair,
         Kind::Lease,
+        Kind::CompletionQueue,
         Kind::ProtectionDomain,
     ];
 
@@ -66,6 +68,7 @@ impl Kind {
             Kind::Connection => "connection",
             Kind::QueuePair => "queue pair",
             Kind::Lease => "lease of a pooled queue",
+            Kind::CompletionQueue => "completion queue",
             Kind::ProtectionDomain => "protection domain",
         }
     }
@@ -141,6 +144,12 @@ struct State {
     /// How taking it down ended.
     fate: Option<Fate>,
 }
+
+// SAFETY: `next` belongs to who has the node on a stack, `state` to who holds the register's lock; the
+// rest doesn't change.
+unsafe impl Send for Node {}
+// SAFETY: As above.
+unsafe impl Sync for Node {}
 
 impl Node {
     /// Makes the node of an object of type `R`.

@@ -183,7 +183,7 @@ mod tests {
         step(0)?;
         let pd = t.pd()?;
         step(1)?;
-        let lease = t.lease::<Softirq>(4, None)?;
+        let lease = t.lease::<Softirq>(5, None)?;
         step(2)?;
         let request = t.request(0, 8)?;
         step(3)?;

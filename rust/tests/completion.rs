@@ -842,7 +842,7 @@ mod tests {
         with_device(Setup::new(), |t| {
             let qp = QueuePair::new::<Error>(
                 &t.pd()?,
-                t.lease(2, None)?,
+                t.lease(3, None)?,
                 t.dev.port(1)?,
                 Depths { send: 1, recv: 1 },
                 Ok::<_, Error>(Deaf),
@@ -948,7 +948,7 @@ mod tests {
             )?;
             let qp = QueuePair::new::<Error>(
                 &t.pd()?,
-                t.lease(4, None)?,
+                t.lease(5, None)?,
                 t.dev.port(1)?,
                 Depths { send: 0, recv: 4 },
                 Ok::<_, Error>(Collect(basket.clone())),

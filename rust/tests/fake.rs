@@ -122,6 +122,8 @@ pub(crate) enum Op {
     DeallocPd,
     CreateCq,
     DestroyCq,
+    PollCq,
+    ModifyCq,
     CreateQp,
     ModifyInit,
     ModifyRtr,
@@ -152,6 +154,8 @@ pub(crate) enum Flush {
     AtOnce,
     OnDemand,
     OnDestroy,
+    /// At once, but the sends are forgotten.
+    Receives,
 }
 
 /// Where a function is called. C type: `enum fake_context`.

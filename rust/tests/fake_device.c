@@ -301,9 +301,11 @@ static int fake_poll_cq(struct ib_cq *ibcq, int num, struct ib_wc *wc)
 {
 	struct fake_cq *cq = to_cq(ibcq);
 	struct fake *fake = to_fake(ibcq->device);
+	int n = called(fake, FAKE_POLL_CQ);
 	struct fake_wr *wr;
-	int n = 0;
 
+	if (n)
+		return n;
 	guard(spinlock_irqsave)(&fake->lock);
 	while (n < num) {
 		wr = list_first_entry_or_null(&cq->done, struct fake_wr, node);
@@ -315,6 +317,11 @@ static int fake_poll_cq(struct ib_cq *ibcq, int num, struct ib_wc *wc)
 		kfree(wr);
 	}
 	return n;
+}
+
+static int fake_modify_cq(struct ib_cq *ibcq, u16 count, u16 period)
+{
+	return called(to_fake(ibcq->device), FAKE_MODIFY_CQ);
 }
 
 static int fake_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
@@ -369,21 +376,32 @@ static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struc
 	}
 }
 
-static void finish_qp(struct fake *fake, struct fake_qp *qp, const struct fake_wc *wc)
+static void finish_queue(struct fake *fake, struct fake_qp *qp, bool recv, const struct fake_wc *wc)
 {
 	struct fake_wr *wr, *next;
-	int recv;
 
-	for (recv = 0; recv <= 1; recv++)
-		list_for_each_entry_safe(wr, next, &qp->pending[recv], node)
-			finish(fake, wr, recv, wc);
+	list_for_each_entry_safe(wr, next, &qp->pending[recv], node)
+		finish(fake, wr, recv, wc);
+}
+
+static void finish_qp(struct fake *fake, struct fake_qp *qp, const struct fake_wc *wc)
+{
+	finish_queue(fake, qp, false, wc);
+	finish_queue(fake, qp, true, wc);
+}
+
+static bool flushes_at_once(const struct fake *fake)
+{
+	return fake->flush == FAKE_FLUSH_AT_ONCE || fake->flush == FAKE_FLUSH_RECEIVES;
 }
 
 static void flush_qp(struct fake *fake, struct fake_qp *qp)
 {
 	static const struct fake_wc wc = { .status = IB_WC_WR_FLUSH_ERR, .vendor_err = 0xf1 };
 
-	finish_qp(fake, qp, &wc);
+	if (fake->flush != FAKE_FLUSH_RECEIVES)
+		finish_queue(fake, qp, false, &wc);
+	finish_queue(fake, qp, true, &wc);
 }
 
 /* --- queue pairs ------------------------------------------------------------------------------ */
@@ -433,7 +451,7 @@ static int fake_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 	if (!ib_modify_qp_is_ok(qp->state, attr->qp_state, ibqp->qp_type, mask))
 		return -EINVAL;
 	qp->state = attr->qp_state;
-	if (qp->state == IB_QPS_ERR && fake->flush == FAKE_FLUSH_AT_ONCE)
+	if (qp->state == IB_QPS_ERR && flushes_at_once(fake))
 		flush_qp(fake, qp);
 	return 0;
 }
@@ -500,7 +518,7 @@ static int post(struct ib_qp *ibqp, bool recv, struct ib_cqe *cqe, const struct 
 	}
 	list_add_tail(&wr->node, &qp->pending[recv]);
 	qp->num_pending[recv]++;
-	if (qp->state == IB_QPS_ERR && fake->flush == FAKE_FLUSH_AT_ONCE)
+	if (qp->state == IB_QPS_ERR && flushes_at_once(fake))
 		flush_qp(fake, qp);
 	else if (fake->echo)
 		finish(fake, wr, recv,
@@ -548,6 +566,7 @@ static const struct ib_device_ops fake_ops = {
 	.destroy_qp = fake_destroy_qp,
 	.get_dma_mr = fake_get_dma_mr,
 	.get_port_immutable = fake_get_port_immutable,
+	.modify_cq = fake_modify_cq,
 	.modify_qp = fake_modify_qp,
 	.poll_cq = fake_poll_cq,
 	.post_recv = fake_post_recv,

@@ -43,6 +43,7 @@ use rdma::{
         PollContext,
         Poolable, //
     },
+    cq::Entries,
     device::Device,
     pd::ProtectionDomain,
     pool::PooledCq,
@@ -360,21 +361,21 @@ impl<'bound> Test<'bound> {
         recv: u32,
         act: Act<'bound, C>,
     ) -> Result<QueuePair<'bound, Probe<'bound, C>>> {
-        let lease = self.lease(send + recv, None)?;
+        let lease = self.lease(Depths { send, recv }.total(), None)?;
         self.qp_on(&self.pd()?, lease, send, recv, act)
     }
 
-    pub(crate) fn qp_on<C: Poolable>(
+    pub(crate) fn qp_on<C: PollContext>(
         &self,
         pd: &ProtectionDomain<'bound>,
-        lease: PooledCq<'bound, C>,
+        cq: impl Into<Entries<'bound, C>>,
         send: u32,
         recv: u32,
         act: Act<'bound, C>,
     ) -> Result<QueuePair<'bound, Probe<'bound, C>>> {
         QueuePair::new(
             pd,
-            lease,
+            cq,
             self.dev.port(1)?,
             Depths { send, recv },
             Probe::new(&self.env, Some(self.dev), act),
@@ -559,10 +560,10 @@ impl<'bound, C: PollContext> Probe<'bound, C> {
         {
             returned.add();
         }
-        let expected = if C::NAME == "softirq" {
-            Execution::Softirq
-        } else {
-            Execution::Worker
+        let expected = match C::NAME {
+            "softirq" => Execution::Softirq,
+            "direct" => return,
+            _ => Execution::Worker,
         };
         if Execution::current() != expected {
             log.misplaced.add();

@@ -55,7 +55,7 @@ mod tests {
         with_device(Setup::new().max_qp_wr(16), |t| {
             let pd = t.pd()?;
             for (send, recv) in [(16, 16), (16, 0), (0, 16)] {
-                let lease = t.lease::<Softirq>(32, None)?;
+                let lease = t.lease::<Softirq>(33, None)?;
                 check!(t.qp_on(&pd, lease, send, recv, drop_it).is_ok());
             }
             Ok(())
@@ -97,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn more_in_flight_than_leased_is_einval() -> Result {
+    fn as_much_in_flight_as_leased_is_einval() -> Result {
         with_device(Setup::new(), |t| {
             let pd = t.pd()?;
-            for (send, recv) in [(9, 0), (0, 9), (5, 4), (8, 8)] {
+            for (send, recv) in [(8, 0), (0, 8), (9, 0), (4, 4), (8, 8)] {
                 let lease = t.lease::<Softirq>(8, None)?;
                 check_err!(t.qp_on(&pd, lease, send, recv, drop_it), EINVAL);
             }
@@ -111,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn as_much_in_flight_as_leased_or_less_is_fine() -> Result {
+    fn one_less_in_flight_than_leased_is_fine() -> Result {
         with_device(Setup::new(), |t| {
             let pd = t.pd()?;
-            for (send, recv) in [(8, 0), (0, 8), (4, 4), (1, 1)] {
+            for (send, recv) in [(7, 0), (0, 7), (4, 3), (1, 1)] {
                 let lease = t.lease::<Softirq>(8, None)?;
                 check!(t.qp_on(&pd, lease, send, recv, drop_it).is_ok());
             }
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_failure_of_the_handler_is_passed_on_and_undoes_all() -> Result {
         with_device(Setup::new(), |t| {
-            let (pd, lease) = (t.pd()?, t.lease::<Softirq>(4, None)?);
+            let (pd, lease) = (t.pd()?, t.lease::<Softirq>(5, None)?);
             let qp = QueuePair::<Probe<'_, Softirq>>::new(
                 &pd,
                 lease,
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn the_second_port_serves() -> Result {
         with_device(Setup::new().ports(2), |t| {
-            let (pd, lease) = (t.pd()?, t.lease::<Softirq>(2, None)?);
+            let (pd, lease) = (t.pd()?, t.lease::<Softirq>(3, None)?);
             let qp = QueuePair::new(
                 &pd,
                 lease,
@@ -302,7 +302,7 @@ mod tests {
         with_device(Setup::new(), |t| {
             let pd = t.pd()?;
             for place in Place::ATOMIC {
-                let lease = t.lease::<Softirq>(2, None)?;
+                let lease = t.lease::<Softirq>(3, None)?;
                 let error = place.run_here(|| t.qp_on(&pd, lease, 1, 1, drop_it).err());
                 check_eq!((place, error), (place, Some(Some(EDEADLK))));
             }
@@ -397,9 +397,9 @@ mod tests {
     fn a_protection_domain_lives_as_long_as_its_last_queue_pair() -> Result {
         with_device(Setup::new(), |t| {
             let pd = t.pd()?;
-            let lease = t.lease::<Softirq>(2, None)?;
+            let lease = t.lease::<Softirq>(3, None)?;
             let a = t.qp_on(&pd, lease, 1, 1, drop_it)?;
-            let lease = t.lease::<Softirq>(2, None)?;
+            let lease = t.lease::<Softirq>(3, None)?;
             let b = t.qp_on(&pd, lease, 1, 1, drop_it)?;
             drop(pd);
             a.close(t.may_wait)?;
