@@ -769,7 +769,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     ///
     /// The queue is polled in the context that the handler is for:
     ///
-    /// ```compile_fail,E0277
+    /// ```compile_fail,E0271
     /// # use kernel::prelude::*;
     /// # use rdma::{context::*, device::Port, pd::ProtectionDomain, pool::PooledCq, qp::*};
     /// fn mix<'bound, H: Handler<'bound, Context = Workqueue>>(
