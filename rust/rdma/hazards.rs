@@ -16,14 +16,14 @@
 //! | H5 | no spare slot for a drain's sentinel | no drain is used; a queue pair's lease has an entry more than it has requests | `rdma_teardown.full_queues_come_back_in_softirq_when_the_client_goes` |
 //! | H6 | completion queue overrun | check: depths within the lease, and a count that posts can't exceed | `rdma_qp.as_much_in_flight_as_leased_is_einval`, `rdma_completion.queues_never_overrun_when_all_completes_at_once` |
 //! | H7 | unsignaled requests complete only on error | every request is signaled | `rdma_post.a_completion_makes_room_for_one_more` |
-//! | H8 | two queue pairs exceed one queue together | type: a queue pair takes a lease of its own | `rdma_lease.no_queue_is_ever_leased_beyond_its_capacity`, `rdma_completion.completions_of_two_queue_pairs_on_one_queue_find_their_own` |
+//! | H8 | two queue pairs exceed one queue together | a queue pair takes a lease of its own, or claims its entries of a queue | `rdma_lease.no_queue_is_ever_leased_beyond_its_capacity`, `rdma_cq.queue_pairs_cannot_exceed_it_together` |
 //! | H9 | sleeping in a handler that may not | type: [`MaySleep`], which softirq has none of; check: `EDEADLK` | *examples* of [`MaySleep`] and [`Handler`]; `rdma_qp.where_nobody_may_sleep_making_one_is_edeadlk` |
 //! | H10 | a handler waiting for a completion of its own queue | type: [`MayWait`], which no handler has | *example* of [`QueuePair::close`](crate::qp::QueuePair::close); `rdma_latch.where_nobody_may_sleep_nobody_waits` |
 //! | H11 | drops, drains, unregistering in a handler | a drop never waits; type: clients register by a macro only | `rdma_teardown.dropped_in_a_workqueue_handler`, `rdma_teardown.the_last_handle_dropped_in_its_own_softirq_handler` |
-//! | H12 | a direct queue polled twice at once, or recursively | direct queues are not offered yet | *example* of [`PooledCq`] |
+//! | H12 | a direct queue polled twice at once, or recursively | one at a time takes completions off it, and never in a handler; type: only direct queues are polled | `rdma_cq.a_handler_that_asks_for_more_gets_none`, `rdma_cq.several_threads_may_poll_one_queue_until_the_client_goes`; *example* of [`CompletionQueue`] |
 //! | H13 | a handler running beside itself | type: handlers are `Sync` and get `&self`; a handler is counted until it returns | *example* of [`Handler`]; `rdma_completion.hundreds_at_once_come_back_in_a_worker` |
 //! | H14 | `cq_context` that is NULL or stale | it is not used: a request leads to its queue pair | `rdma_completion.completions_of_two_queue_pairs_on_one_queue_find_their_own` |
-//! | H15 | a pooled queue freed as a private one | type: a lease knows one way back | `rdma_lease.what_is_dropped_can_be_leased_again` |
+//! | H15 | a pooled queue freed as a private one | type: [`PooledCq`] and [`CompletionQueue`] each know one way back | `rdma_lease.what_is_dropped_can_be_leased_again`, `rdma_cq.the_last_handle_may_be_dropped_anywhere` |
 //! | H16 | a lease put twice, in another size, or too late | type: not `Clone`, its size in it, taken down by the window | `rdma_lease.a_workqueue_lease_dropped_anywhere_goes_back`, `rdma_lease.what_the_client_keeps_goes_back_when_it_goes` |
 //! | H17 | `nr_cqe` of 0, over `max_cqe` (endless allocation) or wrapping | check: 1 to [`Device::max_cqe`] | `rdma_lease.one_more_than_a_queue_can_have_is_einval`, `rdma_lease.numbers_beyond_a_c_int_are_einval` |
 //! | H18 | a vector out of range, or none | any hint is reduced; no vectors are `EOPNOTSUPP` | `rdma_lease.a_hint_of_any_size_is_granted`, `rdma_lease.a_device_without_vectors_is_eopnotsupp` |
@@ -60,6 +60,7 @@ use crate::{
         MaySleep,
         MayWait, //
     },
+    cq::CompletionQueue,
     device::Device,
     pool::PooledCq,
     qp::Handler,
