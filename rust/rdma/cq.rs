@@ -444,14 +444,12 @@ impl<C: PollContext> Claim<'_, C> {
         }
     }
 
-    /// The kernel holds on to the queue, so it has to stay.
-    pub(crate) fn abandon(self) {
+    /// The kernel holds on to the queue: nobody takes it down any more.
+    pub(crate) fn abandon(&self) {
         match &self.entries {
             Entries::Pooled(cq) => cq.abandon(),
             Entries::Private(cq) => cq.cq.abandon(),
         }
-        // Its drop would take it down.
-        core::mem::forget(self);
     }
 
     /// Waits for the latch to open, which a handler does, for `limit` milliseconds at most. Says whether

@@ -120,10 +120,8 @@ impl<'bound> ProtectionDomain<'bound> {
     }
 
     /// The kernel holds on to it: nobody takes it down any more.
-    pub(crate) fn abandon(self) {
+    pub(crate) fn abandon(&self) {
         self.0.abandon();
-        // What others have of it is worth nothing, but must not take it down.
-        core::mem::forget(self);
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_pd {

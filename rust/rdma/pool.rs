@@ -193,7 +193,7 @@ impl<'bound, C: PollContext> PooledCq<'bound, C> {
         self.lease.cq
     }
 
-    /// The kernel holds on to the queue: the entries are never given back. The handle has to be forgotten.
+    /// The kernel holds on to the queue: the entries are never given back.
     pub(crate) fn abandon(&self) {
         self.lease.abandon();
     }

@@ -221,8 +221,8 @@ struct StandsOn<'bound, C: PollContext> {
 }
 
 impl<C: PollContext> StandsOn<'_, C> {
-    /// The queue pair that stands on it stays for ever, so this has to, too.
-    fn abandon(self) {
+    /// The queue pair stays for ever, and this in it: nobody takes down what it stands on.
+    fn abandon(&self) {
         self.cq.abandon();
         self.pd.abandon();
     }
@@ -287,7 +287,7 @@ unsafe impl<'bound, H: Handler<'bound>> Resource for Qp<'bound, H> {
             );
             if drained {
                 // SAFETY: `destroy` is called once, and nobody else touches the field.
-                if let Some(stands_on) = unsafe { (*self.stands_on.get()).take() } {
+                if let Some(stands_on) = unsafe { &*self.stands_on.get() } {
                     stands_on.abandon();
                 }
                 return Fate::Keep;

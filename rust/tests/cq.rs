@@ -492,7 +492,7 @@ mod tests {
                 handled: Atomic::new(0),
                 nested: Atomic::new(0),
             };
-            let qp = QueuePair::new(
+            let qp = QueuePair::<Nested<'_>>::new(
                 &t.pd()?,
                 &cq,
                 t.dev.port(1)?,
@@ -635,8 +635,10 @@ mod tests {
             let (cq, qp) = eight_sends(t, 5, drop_it)?;
             let mut slots = [const { PollSlot::new() }; 8];
             let polled = cq.poll(&mut slots)?;
-            let first = polled.iter().next().map(|first| first.into_request(&qp));
-            check!(matches!(first, Some(Ok(_))));
+            check!(matches!(
+                polled.iter().next().map(|first| first.into_request(&qp)),
+                Some(Ok(_))
+            ));
             check_eq!(polled.len(), 4);
             // Looked at, but not taken.
             drop(polled.iter().next());

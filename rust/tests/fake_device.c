@@ -879,14 +879,18 @@ void fake_scavenge(struct fake *fake)
 {
 	struct fake_qp *qp, *next_qp;
 	struct fake_pd *pd, *next_pd;
-	struct fake_cq *cq;
+	struct fake_cq *cq, *next_cq;
 
 	/* Nobody else is at work on the device any more. */
 	memset(fake->failure, 0, sizeof(fake->failure));
 	list_for_each_entry_safe(qp, next_qp, &fake->qps, node)
 		ib_destroy_qp_user(&qp->ibqp, NULL);
-	list_for_each_entry(cq, &fake->cqs, node)
-		ib_cq_pool_put(&cq->ibcq, cq->ibcq.cqe_used);
+	list_for_each_entry_safe(cq, next_cq, &fake->cqs, node) {
+		if (cq->ibcq.shared)
+			ib_cq_pool_put(&cq->ibcq, cq->ibcq.cqe_used);
+		else
+			ib_free_cq(&cq->ibcq);
+	}
 	list_for_each_entry_safe(pd, next_pd, &fake->pds, node)
 		ib_dealloc_pd_user(&pd->ibpd, NULL);
 }

@@ -523,7 +523,7 @@ mod tests {
                 check_eq!(env.fake.count(Count::LiveQp), 1);
                 // The device may use them: they can't go.
                 check_eq!(env.fake.count(Count::LivePd), 1);
-                check_eq!(env.fake.count(Count::Leased), 8);
+                check_eq!(env.fake.count(Count::Leased), 9);
                 check_eq!(env.log.handlers_dropped.get(), 0);
                 Ok(())
             },
@@ -555,7 +555,7 @@ mod tests {
                 check_eq!(env.log.flushed.get(), 3);
                 check_eq!(env.fake.count(Count::LiveQp), 1);
                 check_eq!(env.fake.count(Count::LivePd), 1);
-                check_eq!(env.fake.count(Count::Leased), 2);
+                check_eq!(env.fake.count(Count::Leased), 3);
                 Ok(())
             },
         )
@@ -597,7 +597,8 @@ mod tests {
                 // The memory stays; the kernel's objects went.
                 check_eq!(env.log.tags_dropped.get(), 0);
                 check_eq!(env.log.handlers_dropped.get(), 0);
-                check_eq!(env.fake.calls(Op::DestroyQp), 4);
+                // Each, and the one by which it was tried to bring its requests back.
+                check_eq!(env.fake.calls(Op::DestroyQp), 8);
                 Ok(())
             },
         );
@@ -667,7 +668,8 @@ mod tests {
             let qp = t.connected::<Workqueue>(1, 1, drop_it)?;
             check!(qp.post_send(t.request(3, 8)?).is_err());
             qp.close(t.may_wait)?;
-            check_eq!(t.fake().calls(Op::DestroyQp), 3);
+            // And the one by which the request was brought back.
+            check_eq!(t.fake().calls(Op::DestroyQp), 4);
             check_eq!(t.log().returned(3), 1);
             check_eq!(t.count(Count::LivePd), 0);
             check_eq!(t.log().handlers_dropped.get(), 1);
