@@ -403,7 +403,6 @@ mod tests {
     // --- direct: handlers on demand ---------------------------------------------------------------
 
     /// A direct queue, and a queue pair with eight sends posted, of which `complete` are complete.
-    #[expect(clippy::type_complexity, reason = "a pair, named once")]
     fn eight_sends<'bound>(
         t: &Test<'bound>,
         complete: u32,
