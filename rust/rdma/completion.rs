@@ -61,20 +61,6 @@ impl<'a> Completion<'a> {
     }
 }
 
-impl Completion<'static> {
-    /// That of a request which was given back without the device: as if it had been flushed.
-    #[allow(dead_code, reason = "its user is still to come")]
-    pub(crate) fn flushed() -> Self {
-        const FLUSHED: bindings::ib_wc = {
-            // SAFETY: Of plain numbers and pointers, which may be zero.
-            let mut wc: bindings::ib_wc = unsafe { core::mem::zeroed() };
-            wc.status = bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR;
-            wc
-        };
-        Self(&FLUSHED)
-    }
-}
-
 const WITH_IMM: c_int = bindings::ib_wc_flags_IB_WC_WITH_IMM as c_int;
 const WITH_INVALIDATE: c_int = bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE as c_int;
 
