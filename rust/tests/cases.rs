@@ -32,6 +32,11 @@ use rdma::{
         Connection,
         Listener, //
     },
+    completion::{
+        Class,
+        Opcode,
+        Status, //
+    },
     context::{
         MayWait,
         Poolable,
@@ -567,6 +572,93 @@ fn any_hint(t: &mut Test<'_>) -> Result {
     one::<UnboundWorkqueue>(t)
 }
 
+/// Not a report: what a device and its port say of themselves. It is on the network device that the
+/// scenario made for it.
+fn what_it_is(t: &mut Test<'_>) -> Result {
+    let (dev, port) = (t.dev, Pairs::new(t)?.port);
+    let protocol = if dev.name().as_str().starts_with("siw") {
+        Protocol::IWarp
+    } else {
+        Protocol::RoCE
+    };
+    check_eq!(port.protocol(), protocol);
+    check_eq!(dev.num_ports(), 1);
+    check_err!(dev.port(2), EINVAL);
+    let netdev = port.netdev_name(t.may_sleep())?;
+    check_eq!(netdev.as_ref().map(|name| name.as_str()), Some("dummy0"));
+    check_eq!(
+        port.ipv4(t.may_sleep())?.map(|ip| ip.octets()),
+        Some([10, 0, 0, 1])
+    );
+    check!(port.num_gids() > 0);
+    check_err!(
+        port.gid(u8::MAX),
+        if port.num_gids() > 255 {
+            ENOENT
+        } else {
+            EINVAL
+        }
+    );
+    check!(!dev.node_guid().is_zero());
+    check!(!dev.sys_image_guid().is_zero());
+    check!(dev.vendor_id() != 0);
+    // Neither has any.
+    check!(dev.firmware(t.may_sleep())?.is_empty());
+    let limits = [
+        dev.max_qp(),
+        dev.max_qp_wr(),
+        dev.max_cq(),
+        dev.max_cqe(),
+        dev.max_pd(),
+        dev.max_mr(),
+        dev.max_send_sge(),
+        dev.max_recv_sge(),
+        dev.max_fast_reg_page_list_len(),
+    ];
+    check!(limits.iter().all(|limit| *limit > 0));
+    check!(dev.max_mr_size() >= 4096);
+    check!(dev.page_size_cap() & 4096 != 0);
+    Ok(())
+}
+
+/// Not a report: what completions of sends and receives say, and of those that were flushed.
+fn what_was_done<C: Poolable>(t: &mut Test<'_>) -> Result {
+    let Pair { a, b, links } = pair::<C>(t, 4, 8, |call, request| {
+        drop(request);
+        let log = call.log();
+        match call.completion.result() {
+            Ok(success) => {
+                let (opcode, len) = if call.recv {
+                    (Opcode::Recv, 64)
+                } else {
+                    (Opcode::Send, 0)
+                };
+                check_eq!(success.opcode(), opcode);
+                check_eq!(success.byte_len(), len);
+                check_eq!(success.immediate(), None);
+                check_eq!(success.invalidated_rkey(), None);
+                log.a.add();
+            }
+            Err(failure) => {
+                check_eq!(failure.status(), Status::Flushed);
+                check_eq!(failure.class(), Class::Flush);
+                log.b.add();
+            }
+        }
+    })?;
+    for tag in 0..8 {
+        b.post_recv(t.request(tag, 64)?)?;
+    }
+    for tag in 0..4 {
+        a.post_send(t.request(tag, 64)?)?;
+    }
+    check!(t.completed(8));
+    b.close(t.may_wait)?;
+    check_eq!((t.log().a.get(), t.log().b.get()), (8, 4));
+    drop((a, links));
+    Ok(())
+}
+
 /// The cases, on a device.
 macro_rules! suite {
     (@after) => { nothing_else };
@@ -616,4 +708,7 @@ suites!({
     c24_dropped_while_the_receiver_is_not_ready_softirq: dropped_while_not_ready::<Softirq>;
     c24_dropped_while_the_receiver_is_not_ready_workqueue: dropped_while_not_ready::<Workqueue>;
     c27_any_hint_at_a_vector: any_hint;
+    a_device_says_what_it_is: what_it_is;
+    completions_in_softirq_say_what_was_done: what_was_done::<Softirq>;
+    completions_in_a_worker_say_what_was_done: what_was_done::<Workqueue>;
 });

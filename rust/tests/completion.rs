@@ -184,14 +184,15 @@ mod tests {
             GFP_KERNEL,
         )?;
         let depth = u32::try_from(ends.len())?;
+        let depths = Depths {
+            send: depth,
+            recv: depth,
+        };
         let qp = QueuePair::new::<Error>(
             &t.pd()?,
-            t.lease(2 * depth, None)?,
+            t.lease(depths.total(), None)?,
             t.dev.port(1)?,
-            Depths {
-                send: depth,
-                recv: depth,
-            },
+            depths,
             Ok::<_, Error>(Note(note.clone())),
             t.may_sleep(),
         )?;

@@ -152,11 +152,14 @@ mod tests {
 
     #[test]
     fn a_switch_has_no_ports_for_us() -> Result {
-        with_device(Setup::new().switch(), |t| {
-            check_eq!(t.dev.num_ports(), 0);
-            for number in [0, 1, 2] {
-                check_err!(t.dev.port(number), EINVAL);
-            }
+        with_device(Setup::new(), |t| {
+            t.fake().switch(true);
+            let ports = t.dev.num_ports();
+            let errors = [0, 1, 2].map(|number| t.dev.port(number).err());
+            t.fake().switch(false);
+            check_eq!(ports, 0);
+            check_eq!(errors, [Some(EINVAL); 3]);
+            check_eq!(t.dev.num_ports(), 1);
             Ok(())
         })
     }

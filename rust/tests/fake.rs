@@ -31,7 +31,6 @@ pub(crate) struct Setup {
     pub(crate) ports: u32,
     pub(crate) port_state: u32,
     pub(crate) iwarp: u32,
-    pub(crate) is_switch: u32,
     pub(crate) netdev: u32,
     pub(crate) firmware: Firmware,
 }
@@ -59,7 +58,6 @@ impl Setup {
             ports: 1,
             port_state: PORT_ACTIVE,
             iwarp: 0,
-            is_switch: 0,
             netdev: 0,
             firmware: Firmware::None,
         }
@@ -92,11 +90,6 @@ impl Setup {
 
     pub(crate) const fn iwarp(mut self) -> Self {
         self.iwarp = 1;
-        self
-    }
-
-    pub(crate) const fn switch(mut self) -> Self {
-        self.is_switch = 1;
         self
     }
 
@@ -482,6 +475,12 @@ impl Plugged<'_> {
 }
 
 impl Fake {
+    /// Makes a switch of the device, for a moment. Only while it is registered.
+    pub(crate) fn switch(&self, is_switch: bool) {
+        // SAFETY: By the type invariant.
+        unsafe { fake_switch(self.0.as_ptr(), is_switch) };
+    }
+
     /// Has the device report an event. Only while it is registered; otherwise nothing happens.
     pub(crate) fn event(&self, event: u32, port: u32) {
         // SAFETY: By the type invariant.
@@ -621,6 +620,7 @@ extern "C" {
         context: u32,
     ) -> c_int;
     fn fake_flush_all(fake: *mut c_void, context: u32);
+    fn fake_switch(fake: *mut c_void, is_switch: bool);
     fn fake_event(fake: *mut c_void, event: u32, port: u32);
     fn fake_event_straight(fake: *mut c_void, event: u32, port: u32);
     fn fake_settle();

@@ -623,9 +623,7 @@ int fake_register(struct fake *fake)
 	if (!ib)
 		return -ENOMEM;
 	ib->fake = fake;
-	ib->ibdev.node_type = fake->setup.iwarp	    ? RDMA_NODE_RNIC :
-			      fake->setup.is_switch ? RDMA_NODE_IB_SWITCH :
-						      RDMA_NODE_IB_CA;
+	ib->ibdev.node_type = fake->setup.iwarp ? RDMA_NODE_RNIC : RDMA_NODE_IB_CA;
 	ib->ibdev.node_guid = cpu_to_be64(0x0002c90300123456ULL);
 	ib->ibdev.phys_port_cnt = fake->setup.ports;
 	ib->ibdev.num_comp_vectors = fake->setup.num_comp_vectors;
@@ -835,6 +833,15 @@ static void flush_all(void *data)
 void fake_flush_all(struct fake *fake, enum fake_context context)
 {
 	fake_run(context, flush_all, fake);
+}
+
+/*
+ * Makes a switch of the device, for a moment: it can't be registered as one. The RDMA core looks at a
+ * port 1 then that isn't there.
+ */
+void fake_switch(struct fake *fake, bool is_switch)
+{
+	fake->ib->ibdev.is_switch = is_switch;
 }
 
 void fake_event(struct fake *fake, u32 type, u32 port)

@@ -36,14 +36,12 @@ struct fake_setup {
 	u32 port_state;
 	/* Whether the ports speak iWARP rather than InfiniBand. */
 	u32 iwarp;
-	/* Whether it is a switch. */
-	u32 is_switch;
 	/* Whether the first port is on a network device: the loopback. An iWARP port always is. */
 	u32 netdev;
 	enum fake_firmware firmware;
 };
 
-static_assert(sizeof(struct fake_setup) == 9 * sizeof(u32));
+static_assert(sizeof(struct fake_setup) == 8 * sizeof(u32));
 
 /* What the core asks of a driver, and a test may have refused. */
 enum fake_op {
@@ -159,6 +157,7 @@ u32 fake_posted_len(struct fake *fake, u32 qp_num, bool recv);
 int fake_complete(struct fake *fake, u32 qp_num, bool recv, u32 index, const struct fake_wc *wc,
 		  enum fake_context context);
 void fake_flush_all(struct fake *fake, enum fake_context context);
+void fake_switch(struct fake *fake, bool is_switch);
 void fake_event(struct fake *fake, u32 event, u32 port);
 void fake_event_straight(struct fake *fake, u32 event, u32 port);
 void fake_settle(void);
