@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn text(args: fmt::Arguments<'_>) -> Result<CString> {
-        Ok(CString::try_from_fmt(args)?)
+        CString::try_from_fmt(args)
     }
 
     type Outcome = Result<Success, Failure>;
