@@ -6,6 +6,7 @@
  * `ib_post_recv()` and `ib_poll_cq()` are one indirect call each, which Rust makes itself.
  */
 #include <linux/cpu.h>
+#include <linux/debugfs.h>
 #include <linux/inetdevice.h>
 #include <linux/netdevice.h>
 #include <linux/preempt.h>
@@ -151,4 +152,32 @@ struct rdma_cm_id *rust_helper_rdma_create_kernel_id(struct ib_device *dev,
 {
 	return __rdma_create_kernel_id(rdma_dev_net(dev), event, context, RDMA_PS_TCP, IB_QPT_RC,
 				       caller);
+}
+
+/* Without debugfs these are static inline, and refuse. */
+struct dentry *rust_helper_rdma_debugfs_create_dir(const char *name, struct dentry *parent)
+{
+	return debugfs_create_dir(name, parent);
+}
+
+struct dentry *rust_helper_rdma_debugfs_create_file(const char *name, unsigned short mode,
+						    struct dentry *parent, void *data,
+						    const struct file_operations *fops)
+{
+	return debugfs_create_file_unsafe(name, mode, parent, data, fops);
+}
+
+void rust_helper_rdma_debugfs_remove(struct dentry *dentry)
+{
+	debugfs_remove(dentry);
+}
+
+int rust_helper_rdma_debugfs_get(struct file *file)
+{
+	return debugfs_file_get(file->f_path.dentry);
+}
+
+void rust_helper_rdma_debugfs_put(struct file *file)
+{
+	debugfs_file_put(file->f_path.dentry);
 }

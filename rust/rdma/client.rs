@@ -34,6 +34,7 @@ use rdma_bindings as bindings;
 
 use crate::{
     context::MayWait,
+    debugfs::Root,
     device::{
         Device,
         Name, //
@@ -187,10 +188,11 @@ struct Added<C: Client> {
 impl<C: Client> Added<C> {
     /// # Safety
     ///
-    /// `raw` is valid until what is returned is dropped, and `C` may use it until then.
-    unsafe fn new(raw: NonNull<bindings::ib_device>) -> Result<KBox<Self>> {
+    /// `raw` is valid until what is returned is dropped, and `C` may use it until then. `debugfs` is
+    /// valid until then as well.
+    unsafe fn new(raw: NonNull<bindings::ib_device>, debugfs: NonNull<Root>) -> Result<KBox<Self>> {
         // SAFETY: By the function's requirements; `drop` closes the register.
-        let device = unsafe { Device::<'static>::new(raw, C::NAME) };
+        let device = unsafe { Device::<'static>::new(raw, C::NAME, debugfs) };
         let device = KBox::pin_init::<Error>(device, GFP_KERNEL)?;
         let device = ManuallyDrop::new(device);
         let mut added = KBox::new(Self { device, data: None }, GFP_KERNEL)?;
@@ -231,6 +233,8 @@ pub struct Shared {
     /// Notified when a window has closed.
     #[pin]
     closed: CondVar,
+    #[pin]
+    debugfs: Root,
 }
 
 // SAFETY: The RDMA core does its own locking, and the rest is behind a lock.
@@ -239,7 +243,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn new() -> impl PinInit<Self> {
+    fn new(name: &'static CStr) -> impl PinInit<Self> {
         pin_init!(Self {
             // SAFETY: All zero is what the RDMA core expects of a client that isn't filled in.
             client <- Opaque::ffi_init(|client: *mut bindings::ib_client| unsafe {
@@ -247,6 +251,7 @@ impl Shared {
             }),
             windows <- new_mutex!(KVec::new(), "rdma::client::Shared::windows"),
             closed <- new_condvar!("rdma::client::Shared::closed"),
+            debugfs <- Root::new(name),
         })
     }
 
@@ -343,7 +348,7 @@ impl<C: Registered> Registration<C> {
         // INVARIANT: What is written first is initialized first, and what is declared first is dropped
         // first.
         try_pin_init!(Self {
-            shared <- Shared::new(),
+            shared <- Shared::new(C::NAME),
             guard <- Guard::new(),
             main: Main::new(&shared)?,
         })
@@ -396,8 +401,8 @@ impl<C: Registered> Main<C> {
                 .window_opens(raw)
                 .and_then(|()| {
                     // SAFETY: The RDMA core calls `add` with a device on which the client may work
-                    // until `remove` returns; if this fails, nothing is kept.
-                    unsafe { Added::<C>::new(raw) }
+                    // until `remove` returns; if this fails, nothing is kept. `shared` stays longer.
+                    unsafe { Added::<C>::new(raw, NonNull::from(&shared.debugfs)) }
                 })
                 .inspect_err(|e| {
                     shared.window_closed(raw.as_ptr());

@@ -25,6 +25,7 @@ use rdma_bindings as bindings;
 
 use crate::{
     context::MaySleep,
+    debugfs::Root,
     teardown::Register, //
 };
 
@@ -72,6 +73,8 @@ pub struct Device<'bound> {
     raw: NonNull<bindings::ib_device>,
     /// A copy: what the kernel can't let go of still has a pointer to it when the module is gone.
     owner: CString,
+    /// Not used any more when the window has ended.
+    debugfs: NonNull<Root>,
     #[pin]
     register: Register,
     /// Invariant in `'bound`: what borrows for less than the window must not get into an object
@@ -95,15 +98,17 @@ impl<'bound> Device<'bound> {
     /// # Safety
     ///
     /// `raw` is valid, and the client `owner` added to it, until the device made here is dropped.
-    /// [`Register::close`] is called before that.
+    /// [`Register::close`] is called before that, and `debugfs` is valid until then.
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_device>,
         owner: &'static CStr,
+        debugfs: NonNull<Root>,
     ) -> impl PinInit<Self, Error> {
         // INVARIANT: By the function's requirements.
         try_pin_init!(Self {
             raw,
             owner: CString::try_from(owner)?,
+            debugfs,
             register <- Register::new(),
             _bound: PhantomData,
         })
@@ -115,6 +120,12 @@ impl<'bound> Device<'bound> {
 
     pub(crate) fn register(&self) -> &Register {
         &self.register
+    }
+
+    /// Where the client's directories in debugfs are.
+    pub(crate) fn debugfs(&self) -> &Root {
+        // SAFETY: It is valid until the register is closed, and only what is made before that needs it.
+        unsafe { self.debugfs.as_ref() }
     }
 
     /// The name of the client, by which the RDMA core's resource tracking knows its objects.

@@ -55,6 +55,7 @@ pub mod cm;
 pub mod completion;
 pub mod context;
 pub mod cq;
+pub mod debugfs;
 pub mod device;
 pub mod event;
 mod flight;

@@ -41,6 +41,7 @@ use crate::device::Device;
 /// The kinds of objects, in the order in which those that were leaked have to go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
+    Directory,
     Work,
     EventHandler,
     Connection,
@@ -51,7 +52,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const IN_ORDER: [Kind; 7] = [
+    const IN_ORDER: [Kind; 8] = [
+        Kind::Directory,
         Kind::Work,
         Kind::EventHandler,
         Kind::Connection,
@@ -63,6 +65,7 @@ impl Kind {
 
     fn name(self) -> &'static str {
         match self {
+            Kind::Directory => "debugfs directory",
             Kind::Work => "work item",
             Kind::EventHandler => "event handler",
             Kind::Connection => "connection",

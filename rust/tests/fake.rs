@@ -591,6 +591,13 @@ pub(crate) fn known_leak<T: ?Sized>(p: &T) {
     unsafe { fake_known_leak(core::ptr::from_ref(p).cast()) };
 }
 
+/// Whether a client has a directory in debugfs; or one for that device; or that file in it.
+pub(crate) fn in_debugfs(client: &CStr, device: Option<&CStr>, file: Option<&CStr>) -> bool {
+    let raw = |name: Option<&CStr>| name.map_or(core::ptr::null(), CStr::as_char_ptr);
+    // SAFETY: They are null, or C strings.
+    unsafe { fake_in_debugfs(client.as_char_ptr(), raw(device), raw(file)) }
+}
+
 /// Makes the device's globals ready. To be called before anything else here, when the module loads.
 pub(crate) fn init() {
     // SAFETY: Called once, before the tests run.
@@ -627,6 +634,7 @@ extern "C" {
     fn fake_scavenge(fake: *mut c_void);
     fn fake_run(context: u32, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
     fn fake_known_leak(p: *const c_void);
+    fn fake_in_debugfs(client: *const c_char, device: *const c_char, file: *const c_char) -> bool;
     fn real_get(name: *const c_char) -> *mut c_void;
     fn real_put(device: *mut c_void);
     fn real_count(device: *mut c_void, count: u32) -> u32;

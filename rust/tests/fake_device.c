@@ -3,6 +3,8 @@
  * An RDMA device that does as it is told. See fake_device.h.
  */
 #include <linux/completion.h>
+#include <linux/dcache.h>
+#include <linux/debugfs.h>
 #include <linux/hrtimer.h>
 #include <linux/interrupt.h>
 #include <linux/kmemleak.h>
@@ -1020,6 +1022,25 @@ void fake_known_leak(const void *p)
 		return;
 	kmemleak_not_leak(leak);
 	leak->p = p;
+}
+
+/* Whether a client has a directory in debugfs; or one for that device; or that file in it. */
+bool fake_in_debugfs(const char *client, const char *device, const char *file)
+{
+	const char *names[] = { client, device, file };
+	struct dentry *here = NULL;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(names) && names[i]; i++) {
+		struct dentry *there = debugfs_lookup(names[i], here);
+
+		dput(here);
+		if (!there)
+			return false;
+		here = there;
+	}
+	dput(here);
+	return true;
 }
 
 /* --- real devices ----------------------------------------------------------------------------- */

@@ -165,6 +165,7 @@ void fake_scavenge(struct fake *fake);
 
 void fake_run(enum fake_context context, void (*fn)(void *data), void *data);
 void fake_known_leak(const void *p);
+bool fake_in_debugfs(const char *client, const char *device, const char *file);
 
 /* What is counted on a real device. */
 enum real_count {

@@ -12,6 +12,7 @@ mod cases;
 mod client;
 mod completion;
 mod cq;
+mod debugfs;
 mod device;
 mod event;
 mod examples;
