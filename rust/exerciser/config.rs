@@ -5,7 +5,14 @@
 #![forbid(unsafe_code)]
 
 use core::ops::RangeInclusive;
-use kernel::prelude::*;
+use kernel::{
+    fmt,
+    prelude::*,
+    str::{
+        parse_int::ParseInt,
+        BStr, //
+    }, //
+};
 
 use crate::payload;
 
@@ -48,7 +55,7 @@ const CONTEXTS: RangeInclusive<i64> = 1..=7;
 /// The most memory that the buffers of one run may take.
 const MAX_MEMORY: u64 = 256 << 20;
 
-/// As the parameters were given to `insmod`.
+/// The parameters as they were given.
 pub(crate) struct Raw {
     pub(crate) qps: i64,
     pub(crate) depth: i64,
@@ -56,6 +63,62 @@ pub(crate) struct Raw {
     pub(crate) size: i64,
     pub(crate) vector: i64,
     pub(crate) contexts: i64,
+}
+
+impl Raw {
+    const KEYS: &'static str = "qps, depth, ops, size, vector, contexts";
+
+    /// The parameter of that name, and what it may be.
+    fn parameter(&mut self, key: &[u8]) -> Option<(&mut i64, RangeInclusive<i64>)> {
+        Some(match key {
+            b"qps" => (&mut self.qps, QPS),
+            b"depth" => (&mut self.depth, DEPTH),
+            b"ops" => (&mut self.ops, OPS),
+            b"size" => (&mut self.size, SIZE),
+            b"vector" => (&mut self.vector, VECTOR),
+            b"contexts" => (&mut self.contexts, CONTEXTS),
+            _ => return None,
+        })
+    }
+
+    /// Takes over the parameters in `line`: words like `qps=8`, with blanks between them, and numbers
+    /// as `insmod` takes them.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, with a line in the log that names the word, and what is allowed.
+    pub(crate) fn read(&mut self, line: &[u8]) -> Result {
+        let words = line.split(u8::is_ascii_whitespace);
+        for word in words.filter(|word| !word.is_empty()) {
+            let mut parts = word.splitn(2, |byte| *byte == b'=');
+            let (Some(key), Some(value)) = (parts.next(), parts.next()) else {
+                pr_err!(
+                    "'{}' is not a key=value: the keys are {}\n",
+                    BStr::from_bytes(word),
+                    Self::KEYS
+                );
+                return Err(EINVAL);
+            };
+            let Some((parameter, range)) = self.parameter(key) else {
+                pr_err!(
+                    "{}: there is no such key: the keys are {}\n",
+                    BStr::from_bytes(word),
+                    Self::KEYS
+                );
+                return Err(EINVAL);
+            };
+            *parameter = i64::from_str(BStr::from_bytes(value)).map_err(|_| {
+                pr_err!(
+                    "{} is no number in the range {}..={}\n",
+                    BStr::from_bytes(word),
+                    range.start(),
+                    range.end()
+                );
+                EINVAL
+            })?;
+        }
+        Ok(())
+    }
 }
 
 impl Config {
@@ -112,6 +175,21 @@ impl Config {
 
     pub(crate) fn has(&self, context: Context) -> bool {
         self.contexts & context as u32 != 0
+    }
+}
+
+/// As they can be given again.
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_fmt(fmt!(
+            "qps={} depth={} ops={} size={} vector={} contexts={}",
+            self.qps,
+            self.depth,
+            self.ops,
+            self.size,
+            self.vector.map_or(-1, i64::from),
+            self.contexts
+        ))
     }
 }
 

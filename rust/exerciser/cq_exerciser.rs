@@ -4,7 +4,8 @@
 //!
 //! For each device: once a port is active, and for each poll context, pairs of queue pairs are
 //! connected to each other and send each other messages, which are verified on arrival. A line a
-//! context says what was counted; `status=pass` says that all of it is as it should be.
+//! context says what was counted; `status=pass` says that all of it is as it should be. Files in
+//! debugfs show it again, and start further runs.
 
 use kernel::{
     prelude::*,
@@ -17,6 +18,7 @@ use rdma::{
         MaySleep,
         MayWait, //
     },
+    debugfs::Directory,
     device::Device,
     event::{
         Event,
@@ -27,7 +29,9 @@ use rdma::{
 };
 
 mod config;
+mod files;
 mod payload;
+mod report;
 mod run;
 mod stats;
 mod traffic;
@@ -36,6 +40,7 @@ use config::{
     Config,
     Raw, //
 };
+use files::Files;
 use run::Run;
 
 rdma::module_client! {
@@ -72,16 +77,16 @@ rdma::module_client! {
     },
 }
 
-/// What the parameters ask for.
-fn config() -> Result<Config> {
-    Config::new(Raw {
+/// The module's parameters.
+fn parameters() -> Raw {
+    Raw {
         qps: module_parameters::qps.value(),
         depth: module_parameters::depth.value(),
         ops: module_parameters::ops.value(),
         size: module_parameters::size.value(),
         vector: module_parameters::vector.value(),
         contexts: module_parameters::contexts.value(),
-    })
+    }
 }
 
 /// The client of the RDMA core that the module is.
@@ -93,7 +98,7 @@ impl Client for Exerciser {
     const NAME: &'static CStr = c"cq_exerciser";
 
     fn load() -> Result {
-        config().map(drop)
+        Config::new(parameters()).map(drop)
     }
 
     fn add<'bound>(
@@ -106,18 +111,24 @@ impl Client for Exerciser {
 
 /// What runs on one device.
 struct Exercised<'bound> {
+    _files: Option<Directory<'bound, Files<'bound>>>,
     _work: Arc<ScopedWork<'bound, Run<'bound>>>,
     _events: EventHandler<'bound, Wake<'bound>>,
 }
 
 impl<'bound> Exercised<'bound> {
     fn start(dev: &'bound Device<'bound>, may_wait: MayWait<'_>) -> Result<Self> {
-        let work = ScopedWork::new(dev, Run::new(dev, config()?), may_wait.may_sleep())?;
-        let work = Arc::new(work, GFP_KERNEL)?;
+        let run = Run::new(dev, Config::new(parameters())?);
+        let work = Arc::new(ScopedWork::new(dev, run, may_wait.may_sleep())?, GFP_KERNEL)?;
         let events = EventHandler::new(dev, Wake(work.clone()), may_wait)?;
+        let files = Files::new(dev, work.clone(), may_wait.may_sleep())
+            // Traffic can do without.
+            .inspect_err(|e| pr_warn!("{}: no files in debugfs: {:?}\n", dev.name(), e))
+            .ok();
         // The port may be active already. If not, an event says when it is.
         work.enqueue();
         Ok(Self {
+            _files: files,
             _work: work,
             _events: events,
         })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A run on one device: traffic in each poll context, one after the other, and the report.
+//! A run on one device: traffic in each poll context, one after the other, and what it found.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,8 @@ use kernel::{
             Release, //
         },
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     },
     time::{
         Instant,
@@ -41,6 +42,7 @@ use rdma::{
     },
     device::{
         Device,
+        Name,
         Port,
         PortState,
         Protocol, //
@@ -61,6 +63,12 @@ use crate::{
         Config,
         Context, //
     },
+    report::{
+        Done,
+        Line,
+        Report,
+        Status, //
+    },
     stats::{
         Counter,
         Stats, //
@@ -78,65 +86,79 @@ const GLANCE_MS: u32 = 1_000;
 /// After how many glances without a completion between them a run has stalled.
 const GLANCES: u32 = 30;
 
-/// How a run ended, or a part of it.
+/// How far a run is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Status {
-    Pass,
-    Stopped,
-    Fail,
+pub(crate) enum Phase {
+    /// It begins as soon as traffic can flow.
+    Waiting,
+    Running,
+    /// It is over.
+    Idle,
 }
 
-impl Status {
-    fn name(self) -> &'static str {
+impl Phase {
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Status::Pass => "pass",
-            Status::Stopped => "stopped",
-            Status::Fail => "fail",
-        }
-    }
-
-    /// The status of two parts together.
-    fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Status::Fail, _) | (_, Status::Fail) => Status::Fail,
-            (Status::Stopped, _) | (_, Status::Stopped) => Status::Stopped,
-            (Status::Pass, Status::Pass) => Status::Pass,
+            Phase::Waiting => "waiting",
+            Phase::Running => "running",
+            Phase::Idle => "idle",
         }
     }
 }
 
-/// The run on one device.
+/// What there is to know of the runs on a device.
+pub(crate) struct State {
+    /// Of the run that is on its way, or else of the last.
+    pub(crate) config: Config,
+    pub(crate) phase: Phase,
+    /// What the last run found that is over.
+    pub(crate) report: Report,
+}
+
+/// The runs on one device, one after the other.
 #[pin_data]
 pub(crate) struct Run<'bound> {
     dev: &'bound Device<'bound>,
-    config: Config,
-    /// Set when the run is to end early.
+    /// Set when the device is going.
     stop: Atomic<bool>,
-    done: Atomic<bool>,
+    #[pin]
+    state: Mutex<State>,
     /// The traffic that has to be told of it.
     #[pin]
     traffic: Mutex<Option<Arc<Traffic>>>,
 }
 
 impl<'bound> Task<'bound> for Run<'bound> {
-    /// Runs once, as soon as traffic can flow.
+    /// Does the run that is waiting, if there is one and traffic can flow.
     fn run(&self, may_wait: MayWait<'_>) {
-        if self.done.load(Acquire) || self.stopped() {
+        let State { config, phase, .. } = *self.state.lock();
+        if phase != Phase::Waiting || self.stopped() {
             return;
         }
-        match self.path(may_wait.may_sleep()) {
+        let mut report = Report::default();
+        let done = match self.path(may_wait.may_sleep()) {
             Ok(Some(path)) => {
-                self.done.store(true, Release);
-                self.run_all(path, may_wait);
+                self.state.lock().phase = Phase::Running;
+                self.run_all(path, config, &mut report, may_wait)
             }
             // An event tells when to look again.
-            Ok(None) => (),
+            Ok(None) => return,
             Err(e) => {
-                self.done.store(true, Release);
                 pr_err!("{}: no usable port: {:?}\n", self.dev.name(), e);
-                pr_info!("{}: done contexts=0 status=fail\n", self.dev.name());
+                Done {
+                    device: self.dev.name(),
+                    contexts: 0,
+                    status: Status::Fail,
+                }
             }
-        }
+        };
+        pr_info!("{}\n", done);
+        report.done = Some(done);
+        let mut state = self.state.lock();
+        state.phase = Phase::Idle;
+        // What it replaces goes without the lock.
+        core::mem::swap(&mut state.report, &mut report);
+        drop(state);
     }
 
     fn stop(&self) {
@@ -148,17 +170,45 @@ impl<'bound> Task<'bound> for Run<'bound> {
 }
 
 impl<'bound> Run<'bound> {
+    /// Prepares a first run.
     pub(crate) fn new(
         dev: &'bound Device<'bound>,
         config: Config,
     ) -> impl PinInit<Self, Error> + 'bound {
+        let state = State {
+            config,
+            phase: Phase::Waiting,
+            report: Report::default(),
+        };
         try_pin_init!(Self {
             dev,
-            config,
             stop: Atomic::new(false),
-            done: Atomic::new(false),
+            state <- new_mutex!(state, "cq_exerciser::Run::state"),
             traffic <- new_mutex!(None, "cq_exerciser::Run::traffic"),
         })
+    }
+
+    /// Prepares another run.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if one is on its way, `ENODEV` if the device is going.
+    pub(crate) fn prepare(&self, config: Config) -> Result {
+        let mut state = self.state.lock();
+        if self.stopped() {
+            return Err(ENODEV);
+        }
+        if state.phase != Phase::Idle {
+            return Err(EBUSY);
+        }
+        state.phase = Phase::Waiting;
+        state.config = config;
+        Ok(())
+    }
+
+    /// How it stands with the runs.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 
     fn stopped(&self) -> bool {
@@ -183,36 +233,49 @@ impl<'bound> Run<'bound> {
         Ok(None)
     }
 
-    fn run_all(&self, path: Path<'bound>, may_wait: MayWait<'_>) {
+    /// Runs in each context. Prints a line for each, and keeps it in `report`.
+    fn run_all(
+        &self,
+        path: Path<'bound>,
+        config: Config,
+        report: &mut Report,
+        may_wait: MayWait<'_>,
+    ) -> Done {
         let mut contexts = 0;
         let mut status = Status::Pass;
-        for context in Context::ALL {
-            if !self.config.has(context) {
+        for (context, slot) in Context::ALL.into_iter().zip(&mut report.lines) {
+            if !config.has(context) {
                 continue;
             }
             if self.stopped() {
                 status = status.and(Status::Stopped);
                 break;
             }
-            let result = match context {
-                Context::Softirq => self.run_context::<Softirq>(path, may_wait),
-                Context::Workqueue => self.run_context::<Workqueue>(path, may_wait),
-                Context::Unbound => self.run_context::<UnboundWorkqueue>(path, may_wait),
+            let line = match context {
+                Context::Softirq => self.run_context::<Softirq>(path, config, may_wait),
+                Context::Workqueue => self.run_context::<Workqueue>(path, config, may_wait),
+                Context::Unbound => self.run_context::<UnboundWorkqueue>(path, config, may_wait),
             };
+            pr_info!("{}\n", line);
             contexts += 1;
-            status = status.and(result);
+            status = status.and(line.status);
+            *slot = Some(line);
         }
-        pr_info!(
-            "{}: done contexts={} status={}\n",
-            self.dev.name(),
+        Done {
+            device: self.dev.name(),
             contexts,
-            status.name()
-        );
+            status,
+        }
     }
 
-    fn run_context<C: Promise>(&self, path: Path<'bound>, may_wait: MayWait<'_>) -> Status {
-        let mut parts = Parts::<C>::new();
-        trace::run_start::<C>(self.dev, self.config.total_ops());
+    fn run_context<C: Promise>(
+        &self,
+        path: Path<'bound>,
+        config: Config,
+        may_wait: MayWait<'_>,
+    ) -> Line {
+        let mut parts = Parts::<C>::new(config);
+        trace::run_start::<C>(self.dev, config.total_ops());
         let result = self.drive(&mut parts, path, may_wait);
         parts.elapsed_ns = parts.started.map_or(0, |start| start.elapsed().as_nanos());
         // Whatever happened, all that was posted has to come back before it is counted.
@@ -224,7 +287,7 @@ impl<'bound> Run<'bound> {
         if let (Err(e), false) = (result, stopped) {
             pr_err!("{}: ctx={}: {:?}\n", self.dev.name(), C::NAME, e);
         }
-        self.report::<C>(&parts, result.is_ok(), stopped)
+        parts.line(self.dev.name(), result.is_ok(), stopped)
     }
 
     /// Sets up the queue pairs, and waits until they have sent and received all.
@@ -234,13 +297,14 @@ impl<'bound> Run<'bound> {
         path: Path<'bound>,
         may_wait: MayWait<'_>,
     ) -> Result {
-        let traffic = Arc::pin_init(Traffic::new(self.dev.name(), self.config), GFP_KERNEL)?;
+        let config = parts.config;
+        let traffic = Arc::pin_init(Traffic::new(self.dev.name(), config), GFP_KERNEL)?;
         *self.traffic.lock() = Some(traffic.clone());
         parts.traffic = Some(traffic.clone());
 
         let pd = ProtectionDomain::new(self.dev, may_wait.may_sleep())?;
         let connector = Connector::new(path, may_wait.may_sleep())?;
-        for pair in 0..self.config.qps {
+        for pair in 0..config.qps {
             if self.stopped() {
                 return Ok(());
             }
@@ -253,8 +317,8 @@ impl<'bound> Run<'bound> {
             parts.qps.push((sender, receiver), GFP_KERNEL)?;
         }
 
-        let receives = self.requests(self.config.recv_depth(), parts.qps.len(), may_wait)?;
-        let sends = self.requests(self.config.send_depth(), parts.qps.len(), may_wait)?;
+        let receives = self.requests(parts, config.recv_depth(), may_wait)?;
+        let sends = self.requests(parts, config.send_depth(), may_wait)?;
         for ((_, receiver), requests) in parts.qps.iter().zip(receives) {
             for request in requests {
                 End::start_recv(receiver, request)?;
@@ -298,7 +362,7 @@ impl<'bound> Run<'bound> {
         Ok(())
     }
 
-    /// Makes two queue pairs, each on a lease of its own.
+    /// Makes two queue pairs, each on a queue of its own.
     fn make_pair<C: Promise>(
         &self,
         parts: &mut Parts<'bound, C>,
@@ -308,100 +372,57 @@ impl<'bound> Run<'bound> {
         port: Port<'bound>,
         may_sleep: MaySleep<'_>,
     ) -> Result<Pair<'bound, C>> {
-        let depths = [
-            Depths {
-                send: self.config.send_depth(),
-                recv: 0,
-            },
-            Depths {
-                send: 0,
-                recv: self.config.recv_depth(),
-            },
-        ];
+        let send = Depths {
+            send: parts.config.send_depth(),
+            recv: 0,
+        };
+        let recv = Depths {
+            send: 0,
+            recv: parts.config.recv_depth(),
+        };
         let mut make = |end: End<C>, depths: Depths| {
-            let vector = self.config.vector;
-            let cq = PooledCq::lease(self.dev, depths.total(), vector, may_sleep)?;
-            parts.note_lease(cq.id())?;
+            let cq = self.queue(parts, depths.total(), may_sleep)?;
             parts.stats.push(end.stats.clone(), GFP_KERNEL)?;
             QueuePair::new(pd, cq, port, depths, end, may_sleep)
         };
 
         let stats = || Arc::new(Stats::new(), GFP_KERNEL);
-        let [send, recv] = depths;
         let sender = make(End::sender(traffic.clone(), pair, stats()?), send)?;
         let receiver = make(End::receiver(traffic.clone(), pair, stats()?)?, recv)?;
         Ok((sender, receiver))
     }
 
-    /// Makes `depth` requests for each of `pairs` pairs.
-    fn requests(
+    /// What a queue pair stands on, with room for `nr_cqe` completions.
+    fn queue<C: Promise>(
         &self,
+        parts: &mut Parts<'bound, C>,
+        nr_cqe: u32,
+        may_sleep: MaySleep<'_>,
+    ) -> Result<PooledCq<'bound, C>> {
+        let cq = PooledCq::lease(self.dev, nr_cqe, parts.config.vector, may_sleep)?;
+        parts.note_lease(cq.id())?;
+        Ok(cq)
+    }
+
+    /// Makes `depth` requests for each pair.
+    fn requests<C: Promise>(
+        &self,
+        parts: &Parts<'bound, C>,
         depth: u32,
-        pairs: usize,
         may_wait: MayWait<'_>,
     ) -> Result<KVec<KVec<WorkRequest<'bound, Tag>>>> {
+        let pairs = parts.qps.len();
         let mut all = KVec::with_capacity(pairs, GFP_KERNEL)?;
         for _ in 0..pairs {
             let mut requests = KVec::new();
             for slot in 0..depth {
-                let buffer = DmaBuffer::new(self.dev, self.config.size, may_wait.may_sleep())?;
+                let buffer = DmaBuffer::new(self.dev, parts.config.size, may_wait.may_sleep())?;
                 let request = WorkRequest::new(buffer, Tag::new(slot), GFP_KERNEL)?;
                 requests.push(request, GFP_KERNEL)?;
             }
             all.push(requests, GFP_KERNEL)?;
         }
         Ok(all)
-    }
-
-    /// Prints the line of a context.
-    fn report<C: Promise>(&self, parts: &Parts<'bound, C>, ran: bool, stopped: bool) -> Status {
-        let sent = parts.sum(|stats| &stats.sent);
-        let received = parts.sum(|stats| &stats.received);
-        let posted = parts.sum(|stats| &stats.posted);
-        let lost = posted.abs_diff(parts.sum(|stats| &stats.completed));
-        let corrupt = parts.sum(|stats| &stats.corrupt);
-        let flushed = parts.sum(|stats| &stats.flushed);
-        let failed = parts.sum(|stats| &stats.failed);
-        let wrong_ctx = parts.sum(|stats| &stats.wrong_ctx);
-        let wanted = self.config.total_ops();
-
-        let sound = lost == 0 && corrupt == 0 && wrong_ctx == 0;
-        let all = sent == wanted && received == wanted;
-        let complete = ran && all && flushed == 0 && failed == 0;
-        let status = match (sound, complete) {
-            (true, true) => Status::Pass,
-            (true, false) if stopped => Status::Stopped,
-            _ => Status::Fail,
-        };
-
-        let nanos = parts.elapsed_ns.unsigned_abs().max(1);
-        let latency = |percent| {
-            parts
-                .traffic
-                .as_ref()
-                .map_or(0, |traffic| traffic.latency.percentile(percent))
-        };
-        pr_info!(
-            "{}: ctx={} cqs={} leases={} qps={} depth={} size={} ops={} lost={} corrupt={} \
-             flushed={} wrong_ctx={} ops_per_s={} lat_p50_ns={} lat_p99_ns={} status={}\n",
-            self.dev.name(),
-            C::NAME,
-            parts.cqs.len(),
-            parts.leases,
-            self.config.qps,
-            self.config.depth,
-            self.config.size,
-            sent,
-            lost,
-            corrupt,
-            flushed,
-            wrong_ctx,
-            per_second(sent, nanos),
-            latency(50),
-            latency(99),
-            status.name()
-        );
-        status
     }
 }
 
@@ -410,6 +431,7 @@ type Pair<'bound, C> = (QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>);
 
 /// What a run in one context is made of.
 struct Parts<'bound, C: Promise> {
+    config: Config,
     traffic: Option<Arc<Traffic>>,
     qps: KVec<Pair<'bound, C>>,
     connections: KVec<Connection<'bound>>,
@@ -422,8 +444,9 @@ struct Parts<'bound, C: Promise> {
 }
 
 impl<C: Promise> Parts<'_, C> {
-    fn new() -> Self {
+    fn new(config: Config) -> Self {
         Self {
+            config,
             traffic: None,
             qps: KVec::new(),
             connections: KVec::new(),
@@ -445,6 +468,42 @@ impl<C: Promise> Parts<'_, C> {
 
     fn sum(&self, counter: impl Fn(&Stats) -> &Counter) -> u64 {
         self.stats.iter().map(|stats| counter(stats).get()).sum()
+    }
+
+    /// What was counted, and what to think of it.
+    fn line(self, device: Name, ran: bool, stopped: bool) -> Line {
+        let ops = self.sum(|stats| &stats.sent);
+        let received = self.sum(|stats| &stats.received);
+        let posted = self.sum(|stats| &stats.posted);
+        let lost = posted.abs_diff(self.sum(|stats| &stats.completed));
+        let corrupt = self.sum(|stats| &stats.corrupt);
+        let flushed = self.sum(|stats| &stats.flushed);
+        let failed = self.sum(|stats| &stats.failed);
+        let wrong_ctx = self.sum(|stats| &stats.wrong_ctx);
+        let wanted = self.config.total_ops();
+
+        let sound = lost == 0 && corrupt == 0 && wrong_ctx == 0;
+        let all = ops == wanted && received == wanted;
+        let complete = ran && all && flushed == 0 && failed == 0;
+        Line {
+            device,
+            context: C::NAME,
+            cqs: self.cqs.len(),
+            leases: self.leases,
+            config: self.config,
+            ops,
+            lost,
+            corrupt,
+            flushed,
+            wrong_ctx,
+            ops_per_s: per_second(ops, self.elapsed_ns.unsigned_abs().max(1)),
+            traffic: self.traffic,
+            status: match (sound, complete) {
+                (true, true) => Status::Pass,
+                (true, false) if stopped => Status::Stopped,
+                _ => Status::Fail,
+            },
+        }
     }
 
     /// Ends the traffic, and waits until all that was posted came back.

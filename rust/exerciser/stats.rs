@@ -74,6 +74,9 @@ const PART_BITS: u32 = 5;
 const PARTS: usize = 1 << PART_BITS;
 const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 
+/// How many lengths a number of 64 bits can have, none among them.
+const POWERS: usize = u64::BITS as usize + 1;
+
 /// How long sends took, in nanoseconds.
 pub(crate) struct Histogram {
     buckets: KVVec<Counter>,
@@ -92,6 +95,20 @@ impl Histogram {
         if let Some(bucket) = self.buckets.get(bucket_of(nanos)) {
             bucket.add_one();
         }
+    }
+
+    /// How many sends took how long, by powers of two: entry `n` counts those whose time in
+    /// nanoseconds has `n` bits.
+    pub(crate) fn powers(&self) -> [u64; POWERS] {
+        let mut powers = [0; POWERS];
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            // No bucket has numbers of different lengths.
+            let bits = u64::BITS - last_of(index).leading_zeros();
+            if let Some(power) = powers.get_mut(bits as usize) {
+                *power += bucket.get();
+            }
+        }
+        powers
     }
 
     /// The least number of nanoseconds that `percent` of all sends didn't take longer than, as far
