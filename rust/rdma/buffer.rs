@@ -38,6 +38,20 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 /// }
 /// ```
 ///
+/// ```
+/// # use kernel::prelude::*;
+/// use rdma::{buffer::DmaBuffer, context::MaySleep, device::Device, request::WorkRequest};
+///
+/// fn greeting<'bound>(
+///     dev: &'bound Device<'bound>,
+///     may_sleep: MaySleep<'_>,
+/// ) -> Result<WorkRequest<'bound, ()>> {
+///     let mut buffer = DmaBuffer::new(dev, 5, may_sleep)?;
+///     buffer.copy_from_slice(b"hello");
+///     WorkRequest::new(buffer, (), GFP_KERNEL)
+/// }
+/// ```
+///
 /// C functions: `ib_dma_map_single()`, `ib_dma_unmap_single()`, and those that keep the caches in step,
 /// `ib_dma_sync_single_for_device()` and `ib_dma_sync_single_for_cpu()`.
 ///

@@ -14,6 +14,13 @@ mod private {
 
 /// The context in which the RDMA core polls a completion queue and calls the handlers.
 ///
+/// ```
+/// use rdma::context::{PollContext, Softirq, UnboundWorkqueue};
+///
+/// assert_eq!(Softirq::NAME, "softirq");
+/// assert_eq!(UnboundWorkqueue::NAME, "unbound");
+/// ```
+///
 /// C type: `enum ib_poll_context`.
 pub trait PollContext: private::Sealed + Copy + Send + Sync + 'static {
     /// The name of the context in logs and reports.
@@ -150,6 +157,14 @@ impl<'a> MayWait<'a> {
 }
 
 /// The context that code is really running in, as the kernel sees it.
+///
+/// ```
+/// use rdma::context::Execution;
+///
+/// // A thread of its own is neither of the places where handlers run.
+/// assert_eq!(Execution::current(), Execution::Other);
+/// ```
+///
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Execution {
     /// A softirq handler.

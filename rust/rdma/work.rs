@@ -44,6 +44,39 @@ pub trait Task<'bound>: Send + Sync + Sized + 'bound {
 /// A work item that may use all that lives in the window.
 ///
 /// Dropping it never waits: the task is stopped, and waited for, before the window ends.
+///
+/// ```
+/// # use kernel::prelude::*;
+/// use kernel::sync::atomic::{Atomic, Relaxed};
+/// use rdma::{context::*, device::Device, pool::PooledCq, work::{ScopedWork, Task}};
+///
+/// /// Leases and gives back, until it is told to stop.
+/// struct Churn<'bound>(&'bound Device<'bound>, Atomic<bool>);
+///
+/// impl<'bound> Task<'bound> for Churn<'bound> {
+///     fn run(&self, may_wait: MayWait<'_>) {
+///         while !self.1.load(Relaxed) {
+///             let may_sleep = may_wait.may_sleep();
+///             let _ = PooledCq::<Softirq>::lease(self.0, 16, None, may_sleep);
+///         }
+///     }
+///
+///     fn stop(&self) {
+///         self.1.store(true, Relaxed);
+///     }
+/// }
+///
+/// fn churn<'bound>(
+///     dev: &'bound Device<'bound>,
+///     may_sleep: MaySleep<'_>,
+/// ) -> Result<ScopedWork<'bound, Churn<'bound>>> {
+///     let task = Churn(dev, Atomic::new(false));
+///     let work = ScopedWork::new::<Error>(dev, Ok::<_, Error>(task), may_sleep)?;
+///     work.enqueue();
+///     Ok(work)
+/// }
+/// ```
+///
 /// C type: `struct work_struct`.
 pub struct ScopedWork<'bound, T: Task<'bound>>(Owned<'bound, Item<'bound, T>>);
 
