@@ -31,6 +31,8 @@ pub(crate) struct Config {
     pub(crate) vector: Option<u32>,
     /// The poll contexts, a bit each.
     contexts: u32,
+    /// Whether queues are the run's own, rather than leased.
+    pub(crate) private: bool,
 }
 
 /// A poll context that traffic can run in, and its bit in the parameter `contexts`.
@@ -39,10 +41,17 @@ pub(crate) enum Context {
     Softirq = 1 << 0,
     Workqueue = 1 << 1,
     Unbound = 1 << 2,
+    /// Polled by the run itself.
+    Direct = 1 << 3,
 }
 
 impl Context {
-    pub(crate) const ALL: [Context; 3] = [Context::Softirq, Context::Workqueue, Context::Unbound];
+    pub(crate) const ALL: [Context; 4] = [
+        Context::Softirq,
+        Context::Workqueue,
+        Context::Unbound,
+        Context::Direct,
+    ];
 }
 
 const QPS: RangeInclusive<i64> = 1..=1024;
@@ -50,7 +59,8 @@ const DEPTH: RangeInclusive<i64> = 1..=4096;
 const OPS: RangeInclusive<i64> = 1..=1_000_000_000;
 const SIZE: RangeInclusive<i64> = payload::MIN_SIZE..=1 << 20;
 const VECTOR: RangeInclusive<i64> = -1..=i32::MAX as i64;
-const CONTEXTS: RangeInclusive<i64> = 1..=7;
+const CONTEXTS: RangeInclusive<i64> = 1..=15;
+const PRIVATE: RangeInclusive<i64> = 0..=1;
 
 /// The most memory that the buffers of one run may take.
 const MAX_MEMORY: u64 = 256 << 20;
@@ -63,10 +73,11 @@ pub(crate) struct Raw {
     pub(crate) size: i64,
     pub(crate) vector: i64,
     pub(crate) contexts: i64,
+    pub(crate) private: i64,
 }
 
 impl Raw {
-    const KEYS: &'static str = "qps, depth, ops, size, vector, contexts";
+    const KEYS: &'static str = "qps, depth, ops, size, vector, contexts, private";
 
     /// The parameter of that name, and what it may be.
     fn parameter(&mut self, key: &[u8]) -> Option<(&mut i64, RangeInclusive<i64>)> {
@@ -77,6 +88,7 @@ impl Raw {
             b"size" => (&mut self.size, SIZE),
             b"vector" => (&mut self.vector, VECTOR),
             b"contexts" => (&mut self.contexts, CONTEXTS),
+            b"private" => (&mut self.private, PRIVATE),
             _ => return None,
         })
     }
@@ -138,6 +150,7 @@ impl Config {
                 vector => Some(u32::try_from(vector)?),
             },
             contexts: number("contexts", raw.contexts, CONTEXTS)?,
+            private: number::<i64>("private", raw.private, PRIVATE)? == 1,
         };
         let requests_of_pair = u64::from(config.send_depth()) + u64::from(config.recv_depth());
         let requests = u64::from(config.qps).saturating_mul(requests_of_pair);
@@ -182,13 +195,14 @@ impl Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_fmt(fmt!(
-            "qps={} depth={} ops={} size={} vector={} contexts={}",
+            "qps={} depth={} ops={} size={} vector={} contexts={} private={}",
             self.qps,
             self.depth,
             self.ops,
             self.size,
             self.vector.map_or(-1, i64::from),
-            self.contexts
+            self.contexts,
+            u32::from(self.private)
         ))
     }
 }

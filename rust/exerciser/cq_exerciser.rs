@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Drives RDMA traffic through pooled completion queues, in every poll context, on every device.
+//! Drives RDMA traffic through completion queues, in every poll context, on every device.
 //!
 //! For each device: once a port is active, and for each poll context, pairs of queue pairs are
 //! connected to each other and send each other messages, which are verified on arrival. A line a
@@ -29,8 +29,10 @@ use rdma::{
 };
 
 mod config;
+mod connect;
 mod files;
 mod payload;
+mod queues;
 mod report;
 mod run;
 mod stats;
@@ -47,7 +49,7 @@ rdma::module_client! {
     type: Exerciser,
     name: "cq_exerciser",
     authors: ["The rdma-cq authors"],
-    description: "Drives RDMA traffic through pooled completion queues in every poll context",
+    description: "Drives RDMA traffic through completion queues in every poll context",
     license: "GPL",
     params: {
         qps: i64 {
@@ -72,7 +74,11 @@ rdma::module_client! {
         },
         contexts: i64 {
             default: 7,
-            description: "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue",
+            description: "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue, 8 direct",
+        },
+        private: i64 {
+            default: 0,
+            description: "1: completion queues of its own, rather than leased from the device's pool",
         },
     },
 }
@@ -86,6 +92,7 @@ fn parameters() -> Raw {
         size: module_parameters::size.value(),
         vector: module_parameters::vector.value(),
         contexts: module_parameters::contexts.value(),
+        private: module_parameters::private.value(),
     }
 }
 

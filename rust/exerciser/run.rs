@@ -4,10 +4,6 @@
 
 #![forbid(unsafe_code)]
 
-use core::net::{
-    Ipv4Addr,
-    SocketAddrV4, //
-};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -28,12 +24,9 @@ use kernel::{
 };
 use rdma::{
     buffer::DmaBuffer,
-    cm::{
-        Connecting,
-        Connection,
-        Listener, //
-    },
+    cm::Connection,
     context::{
+        Direct,
         MaySleep,
         MayWait,
         Softirq,
@@ -42,13 +35,10 @@ use rdma::{
     },
     device::{
         Device,
-        Name,
-        Port,
-        PortState,
-        Protocol, //
+        Name, //
     },
+    latch::Latch,
     pd::ProtectionDomain,
-    pool::PooledCq,
     qp::{
         Depths,
         QueuePair, //
@@ -63,6 +53,11 @@ use crate::{
         Config,
         Context, //
     },
+    connect::{
+        Connector,
+        Path, //
+    },
+    queues::Queues,
     report::{
         Done,
         Line,
@@ -75,6 +70,7 @@ use crate::{
     },
     traffic::{
         End,
+        Flow,
         Promise,
         Tag,
         Traffic, //
@@ -85,6 +81,9 @@ use crate::{
 const GLANCE_MS: u32 = 1_000;
 /// After how many glances without a completion between them a run has stalled.
 const GLANCES: u32 = 30;
+
+/// How often senders are looked at that wait for receives.
+const PUMP_MS: u32 = 5;
 
 /// How far a run is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,7 +135,7 @@ impl<'bound> Task<'bound> for Run<'bound> {
             return;
         }
         let mut report = Report::default();
-        let done = match self.path(may_wait.may_sleep()) {
+        let done = match Path::find(self.dev, may_wait.may_sleep()) {
             Ok(Some(path)) => {
                 self.state.lock().phase = Phase::Running;
                 self.run_all(path, config, &mut report, may_wait)
@@ -215,24 +214,6 @@ impl<'bound> Run<'bound> {
         self.stop.load(Acquire)
     }
 
-    /// A port through which traffic can flow now, and how to connect.
-    fn path(&self, may_sleep: MaySleep<'_>) -> Result<Option<Path<'bound>>> {
-        for number in 1..=self.dev.num_ports() {
-            let port = self.dev.port(number)?;
-            if port.state(may_sleep)? != PortState::Active {
-                continue;
-            }
-            let way = match port.protocol() {
-                Protocol::IWarp => port.ipv4(may_sleep)?.map(Way::Manager),
-                _ => usable_gid(&port).map(Way::Direct),
-            };
-            if let Some(way) = way {
-                return Ok(Some(Path { port, way }));
-            }
-        }
-        Ok(None)
-    }
-
     /// Runs in each context. Prints a line for each, and keeps it in `report`.
     fn run_all(
         &self,
@@ -255,6 +236,7 @@ impl<'bound> Run<'bound> {
                 Context::Softirq => self.run_context::<Softirq>(path, config, may_wait),
                 Context::Workqueue => self.run_context::<Workqueue>(path, config, may_wait),
                 Context::Unbound => self.run_context::<UnboundWorkqueue>(path, config, may_wait),
+                Context::Direct => self.run_context::<Direct>(path, config, may_wait),
             };
             pr_info!("{}\n", line);
             contexts += 1;
@@ -309,7 +291,7 @@ impl<'bound> Run<'bound> {
                 return Ok(());
             }
             let (sender, receiver) =
-                self.make_pair(parts, &pd, &traffic, pair, path.port, may_wait.may_sleep())?;
+                self.make_pair(parts, &pd, &traffic, pair, path, may_wait.may_sleep())?;
             parts.connections.reserve(2, GFP_KERNEL)?;
             for connection in connector.connect(&sender, &receiver, may_wait)? {
                 parts.connections.push(connection, GFP_KERNEL)?;
@@ -345,7 +327,7 @@ impl<'bound> Run<'bound> {
     ) -> Result {
         let mut before = 0;
         let mut idle = 0;
-        while !self.stopped() && !traffic.over.wait(GLANCE_MS, may_wait) {
+        while !self.stopped() && !parts.pump_until(&traffic.over, GLANCE_MS, may_wait) {
             let completed = parts.sum(|stats| &stats.completed);
             idle = if completed == before { idle + 1 } else { 0 };
             before = completed;
@@ -369,7 +351,7 @@ impl<'bound> Run<'bound> {
         pd: &ProtectionDomain<'bound>,
         traffic: &Arc<Traffic>,
         pair: u32,
-        port: Port<'bound>,
+        path: Path<'bound>,
         may_sleep: MaySleep<'_>,
     ) -> Result<Pair<'bound, C>> {
         let send = Depths {
@@ -380,28 +362,23 @@ impl<'bound> Run<'bound> {
             send: 0,
             recv: parts.config.recv_depth(),
         };
-        let mut make = |end: End<C>, depths: Depths| {
-            let cq = self.queue(parts, depths.total(), may_sleep)?;
+        let flow = if path.waits_for_receives() {
+            None
+        } else {
+            let flow = Flow::new(&parts.config)?;
+            parts.flows.push(flow.clone(), GFP_KERNEL)?;
+            Some(flow)
+        };
+        let mut make = |end: End<'bound, C>, depths: Depths| {
+            let entries = parts.queues.entries(self.dev, depths.total(), may_sleep)?;
             parts.stats.push(end.stats.clone(), GFP_KERNEL)?;
-            QueuePair::new(pd, cq, port, depths, end, may_sleep)
+            QueuePair::new(pd, entries, path.port, depths, end, may_sleep)
         };
 
         let stats = || Arc::new(Stats::new(), GFP_KERNEL);
-        let sender = make(End::sender(traffic.clone(), pair, stats()?), send)?;
-        let receiver = make(End::receiver(traffic.clone(), pair, stats()?)?, recv)?;
-        Ok((sender, receiver))
-    }
-
-    /// What a queue pair stands on, with room for `nr_cqe` completions.
-    fn queue<C: Promise>(
-        &self,
-        parts: &mut Parts<'bound, C>,
-        nr_cqe: u32,
-        may_sleep: MaySleep<'_>,
-    ) -> Result<PooledCq<'bound, C>> {
-        let cq = PooledCq::lease(self.dev, nr_cqe, parts.config.vector, may_sleep)?;
-        parts.note_lease(cq.id())?;
-        Ok(cq)
+        let sender = End::sender(traffic.clone(), pair, stats()?, flow.clone());
+        let receiver = End::receiver(traffic.clone(), pair, stats()?, flow)?;
+        Ok((make(sender, send)?, make(receiver, recv)?))
     }
 
     /// Makes `depth` requests for each pair.
@@ -427,7 +404,10 @@ impl<'bound> Run<'bound> {
 }
 
 /// A sender and a receiver.
-type Pair<'bound, C> = (QueuePair<'bound, End<C>>, QueuePair<'bound, End<C>>);
+type Pair<'bound, C> = (
+    QueuePair<'bound, End<'bound, C>>,
+    QueuePair<'bound, End<'bound, C>>,
+);
 
 /// What a run in one context is made of.
 struct Parts<'bound, C: Promise> {
@@ -436,14 +416,14 @@ struct Parts<'bound, C: Promise> {
     qps: KVec<Pair<'bound, C>>,
     connections: KVec<Connection<'bound>>,
     stats: KVec<Arc<Stats>>,
-    leases: u32,
-    /// The numbers of the distinct queues that the leases came from.
-    cqs: KVec<u32>,
+    /// What keeps each sender from running ahead, if it has to be kept.
+    flows: KVec<Arc<Flow<'bound>>>,
+    queues: Queues<'bound, C>,
     started: Option<Instant<Monotonic>>,
     elapsed_ns: i64,
 }
 
-impl<C: Promise> Parts<'_, C> {
+impl<'bound, C: Promise> Parts<'bound, C> {
     fn new(config: Config) -> Self {
         Self {
             config,
@@ -451,19 +431,31 @@ impl<C: Promise> Parts<'_, C> {
             qps: KVec::new(),
             connections: KVec::new(),
             stats: KVec::new(),
-            leases: 0,
-            cqs: KVec::new(),
+            flows: KVec::new(),
+            queues: Queues::new(&config),
             started: None,
             elapsed_ns: 0,
         }
     }
 
-    fn note_lease(&mut self, cq: u32) -> Result {
-        self.leases += 1;
-        if !self.cqs.contains(&cq) {
-            self.cqs.push(cq, GFP_KERNEL)?;
+    /// Waits for the latch to open, for `limit` milliseconds at most, while senders that had to wait for
+    /// receives go on. Says whether it is open.
+    fn pump_until(&self, latch: &Latch, limit: u32, may_wait: MayWait<'_>) -> bool {
+        if self.flows.is_empty() {
+            return latch.wait(limit, may_wait);
         }
-        Ok(())
+        for _ in 0..limit / PUMP_MS {
+            if latch.wait(PUMP_MS, may_wait) {
+                return true;
+            }
+            for ((sender, _), flow) in self.qps.iter().zip(&self.flows) {
+                while let Some(request) = flow.next() {
+                    // It is refused only when the run ends, which is seen elsewhere.
+                    let _ = End::go_on(sender, request);
+                }
+            }
+        }
+        false
     }
 
     fn sum(&self, counter: impl Fn(&Stats) -> &Counter) -> u64 {
@@ -488,8 +480,8 @@ impl<C: Promise> Parts<'_, C> {
         Line {
             device,
             context: C::NAME,
-            cqs: self.cqs.len(),
-            leases: self.leases,
+            cqs: self.queues.number(),
+            leases: self.queues.leases(),
             config: self.config,
             ops,
             lost,
@@ -523,89 +515,6 @@ impl<C: Promise> Parts<'_, C> {
             }
         }
     }
-}
-
-/// A port, and how queue pairs on it are connected.
-#[derive(Clone, Copy)]
-struct Path<'bound> {
-    port: Port<'bound>,
-    way: Way,
-}
-
-/// How queue pairs are connected.
-#[derive(Clone, Copy)]
-enum Way {
-    /// By telling each what it has to know of the other; from an entry of the port's table of
-    /// addresses.
-    Direct(u8),
-    /// By the connection manager, at an address of the port.
-    Manager(Ipv4Addr),
-}
-
-/// Connects queue pairs.
-enum Connector<'bound> {
-    Direct(u8),
-    Manager(Listener<'bound>),
-}
-
-/// How long a step of connecting by the connection manager may take.
-const CONNECT_MS: u32 = 10_000;
-
-impl<'bound> Connector<'bound> {
-    fn new(path: Path<'bound>, may_sleep: MaySleep<'_>) -> Result<Self> {
-        Ok(match path.way {
-            Way::Direct(gid_index) => Self::Direct(gid_index),
-            Way::Manager(ip) => {
-                let any_port = SocketAddrV4::new(ip, 0);
-                Self::Manager(Listener::new(path.port.device(), any_port, 1, may_sleep)?)
-            }
-        })
-    }
-
-    /// Connects two queue pairs to each other. Returns what keeps them connected, if anything.
-    fn connect<C: Promise>(
-        &self,
-        sender: &QueuePair<'bound, End<C>>,
-        receiver: &QueuePair<'bound, End<C>>,
-        may_wait: MayWait<'_>,
-    ) -> Result<impl Iterator<Item = Connection<'bound>>> {
-        let connections = match self {
-            Self::Direct(gid_index) => {
-                let may_sleep = may_wait.may_sleep();
-                let a = sender.endpoint(*gid_index, may_sleep)?;
-                let b = receiver.endpoint(*gid_index, may_sleep)?;
-                receiver.connect(&a, *gid_index, may_sleep)?;
-                sender.connect(&b, *gid_index, may_sleep)?;
-                [None, None]
-            }
-            Self::Manager(listener) => {
-                let to = listener.address()?;
-                let connecting = Connecting::new(sender, to, CONNECT_MS, may_wait)?;
-                let request = listener.accept(CONNECT_MS, may_wait)?;
-                let accepted = request.accept(receiver, may_wait)?;
-                let connected = connecting.finish(CONNECT_MS, may_wait)?;
-                [
-                    Some(connected),
-                    Some(accepted.finish(CONNECT_MS, may_wait)?),
-                ]
-            }
-        };
-        Ok(connections.into_iter().flatten())
-    }
-}
-
-/// The entry of the port's table of addresses to use: an IPv4 address if there is one, since it is
-/// routed wherever the network is set up, else the first.
-fn usable_gid(port: &Port<'_>) -> Option<u8> {
-    let mut first = None;
-    for index in 0..=u8::MAX {
-        match port.gid(index) {
-            Ok(gid) if gid.is_ipv4_mapped() => return Some(index),
-            Ok(gid) if !gid.is_zero() => first = first.or(Some(index)),
-            _ => (),
-        }
-    }
-    first
 }
 
 /// How many a second, if it was `count` in `nanos`.

@@ -6,13 +6,15 @@
 
 use core::marker::PhantomData;
 use kernel::{
+    new_spinlock_irq,
     prelude::*,
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
         },
-        Arc, //
+        Arc,
+        SpinLockIrq, //
     },
     time::{
         Instant,
@@ -25,14 +27,24 @@ use rdma::{
         Failure, //
     },
     context::{
+        Direct,
         Execution,
-        Poolable,
+        MaySleep,
+        PollContext,
         Softirq,
         UnboundWorkqueue,
         Workqueue, //
     },
-    device::Name,
+    cq::{
+        CompletionQueue,
+        Entries, //
+    },
+    device::{
+        Device,
+        Name, //
+    },
     latch::Latch,
+    pool::PooledCq,
     qp::{
         Handler,
         Poster,
@@ -47,6 +59,7 @@ use rdma::{
 use crate::{
     config::Config,
     payload::Id,
+    queues::Queues,
     stats::{
         Counter,
         Histogram,
@@ -55,21 +68,81 @@ use crate::{
 };
 
 /// A poll context, and what its handlers can expect.
-pub(crate) trait Promise: Poolable {
+pub(crate) trait Promise: PollContext {
     /// Where the handlers are to run.
     const EXECUTION: Execution;
+
+    /// Room for `number` completions, in the queue that is usual in this context. Sleeps.
+    fn entries<'bound>(
+        queues: &mut Queues<'bound, Self>,
+        dev: &'bound Device<'bound>,
+        number: u32,
+        may_sleep: MaySleep<'_>,
+    ) -> Result<Entries<'bound, Self>>;
+
+    /// Has a queue of the run's own polled, if nobody else sees to that. Sleeps.
+    fn poll<'bound>(
+        queues: &mut Queues<'bound, Self>,
+        dev: &'bound Device<'bound>,
+        cq: &CompletionQueue<'bound, Self>,
+        may_sleep: MaySleep<'_>,
+    ) -> Result;
 }
 
-impl Promise for Softirq {
-    const EXECUTION: Execution = Execution::Softirq;
+/// A context in which the RDMA core polls: queues are leased.
+macro_rules! polled_by_the_core {
+    ($($context:ident in $execution:ident;)*) => {$(
+        impl Promise for $context {
+            const EXECUTION: Execution = Execution::$execution;
+
+            fn entries<'bound>(
+                queues: &mut Queues<'bound, Self>,
+                dev: &'bound Device<'bound>,
+                number: u32,
+                may_sleep: MaySleep<'_>,
+            ) -> Result<Entries<'bound, Self>> {
+                let lease = PooledCq::lease(dev, number, queues.vector(), may_sleep)?;
+                queues.leased(lease)
+            }
+
+            fn poll<'bound>(
+                _: &mut Queues<'bound, Self>,
+                _: &'bound Device<'bound>,
+                _: &CompletionQueue<'bound, Self>,
+                _: MaySleep<'_>,
+            ) -> Result {
+                Ok(())
+            }
+        }
+    )*};
 }
 
-impl Promise for Workqueue {
+polled_by_the_core! {
+    Softirq in Softirq;
+    Workqueue in Worker;
+    UnboundWorkqueue in Worker;
+}
+
+impl Promise for Direct {
     const EXECUTION: Execution = Execution::Worker;
-}
 
-impl Promise for UnboundWorkqueue {
-    const EXECUTION: Execution = Execution::Worker;
+    fn entries<'bound>(
+        queues: &mut Queues<'bound, Self>,
+        dev: &'bound Device<'bound>,
+        number: u32,
+        may_sleep: MaySleep<'_>,
+    ) -> Result<Entries<'bound, Self>> {
+        queues.own(dev, number, may_sleep)
+    }
+
+    fn poll<'bound>(
+        queues: &mut Queues<'bound, Self>,
+        dev: &'bound Device<'bound>,
+        cq: &CompletionQueue<'bound, Self>,
+        may_sleep: MaySleep<'_>,
+    ) -> Result {
+        queues.poll(dev, cq, may_sleep)
+    }
 }
 
 /// What all queue pairs of a run share.
@@ -143,8 +216,64 @@ impl Tag {
     }
 }
 
+/// Keeps a sender from running ahead of its receiver where a message has to find a receive.
+#[pin_data]
+pub(crate) struct Flow<'bound> {
+    #[pin]
+    window: SpinLockIrq<Window<'bound>>,
+}
+
+struct Window<'bound> {
+    /// Receives that are posted, and for which no send is.
+    receives: u32,
+    /// Sends that wait for one.
+    waiting: KVec<WorkRequest<'bound, Tag>>,
+}
+
+impl<'bound> Flow<'bound> {
+    pub(crate) fn new(config: &Config) -> Result<Arc<Self>> {
+        let window = Window {
+            receives: 0,
+            waiting: KVec::with_capacity(config.send_depth() as usize, GFP_KERNEL)?,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                window <- new_spinlock_irq!(window, "cq_exerciser::Flow::window"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn receive_posted(&self) {
+        self.window.lock().receives += 1;
+    }
+
+    /// Gives the request back if it may be posted now. Otherwise it waits.
+    fn admit(&self, request: WorkRequest<'bound, Tag>) -> Option<WorkRequest<'bound, Tag>> {
+        let mut window = self.window.lock();
+        if window.receives > 0 {
+            window.receives -= 1;
+            return Some(request);
+        }
+        // There is room for all that the sender has.
+        let _ = window.waiting.push_within_capacity(request);
+        None
+    }
+
+    /// A request that waited, and may be posted now.
+    pub(crate) fn next(&self) -> Option<WorkRequest<'bound, Tag>> {
+        let mut window = self.window.lock();
+        if window.receives == 0 {
+            return None;
+        }
+        let request = window.waiting.pop()?;
+        window.receives -= 1;
+        Some(request)
+    }
+}
+
 /// One queue pair of a pair. The one sends, the other receives.
-pub(crate) struct End<C> {
+pub(crate) struct End<'bound, C> {
     traffic: Arc<Traffic>,
     pair: u32,
     pub(crate) stats: Arc<Stats>,
@@ -152,23 +281,35 @@ pub(crate) struct End<C> {
     begun: Counter,
     /// Of a receiver: the round that is next in each slot of the sender.
     rounds: KVec<Counter>,
+    flow: Option<Arc<Flow<'bound>>>,
     _context: PhantomData<C>,
 }
 
-impl<C: Promise> End<C> {
-    pub(crate) fn sender(traffic: Arc<Traffic>, pair: u32, stats: Arc<Stats>) -> Self {
+impl<'bound, C: Promise> End<'bound, C> {
+    pub(crate) fn sender(
+        traffic: Arc<Traffic>,
+        pair: u32,
+        stats: Arc<Stats>,
+        flow: Option<Arc<Flow<'bound>>>,
+    ) -> Self {
         Self {
             traffic,
             pair,
             stats,
             begun: Counter::new(),
             rounds: KVec::new(),
+            flow,
             _context: PhantomData,
         }
     }
 
-    pub(crate) fn receiver(traffic: Arc<Traffic>, pair: u32, stats: Arc<Stats>) -> Result<Self> {
-        let mut end = Self::sender(traffic, pair, stats);
+    pub(crate) fn receiver(
+        traffic: Arc<Traffic>,
+        pair: u32,
+        stats: Arc<Stats>,
+        flow: Option<Arc<Flow<'bound>>>,
+    ) -> Result<Self> {
+        let mut end = Self::sender(traffic, pair, stats, flow);
         for _ in 0..end.traffic.config.send_depth() {
             end.rounds.push(Counter::new(), GFP_KERNEL)?;
         }
@@ -181,7 +322,7 @@ impl<C: Promise> End<C> {
     }
 
     /// Counts a request, then has it posted: it may come back at once.
-    fn post<'bound>(
+    fn post(
         &self,
         request: WorkRequest<'bound, Tag>,
         post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
@@ -196,6 +337,40 @@ impl<C: Promise> End<C> {
         })
     }
 
+    /// Posts a send, unless it has to wait for a receive.
+    fn send(
+        &self,
+        request: WorkRequest<'bound, Tag>,
+        post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
+    ) -> Result {
+        let request = match &self.flow {
+            None => request,
+            Some(flow) => match flow.admit(request) {
+                None => return Ok(()),
+                Some(request) => request,
+            },
+        };
+        self.post(request, post)
+    }
+
+    /// Posts a receive, and lets a send go for it.
+    fn receive(
+        &self,
+        request: WorkRequest<'bound, Tag>,
+        post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
+    ) -> Result {
+        self.post(request, post)?;
+        if let Some(flow) = &self.flow {
+            flow.receive_posted();
+        }
+        Ok(())
+    }
+
+    /// Posts a send that had to wait for a receive.
+    pub(crate) fn go_on(qp: &QueuePair<'bound, Self>, request: WorkRequest<'bound, Tag>) -> Result {
+        qp.handler().post(request, |request| qp.post_send(request))
+    }
+
     /// Fills a request with its slot's next message.
     fn prepare(&self, request: &mut WorkRequest<'_, Tag>) {
         let id = Id {
@@ -208,34 +383,28 @@ impl<C: Promise> End<C> {
     }
 
     /// Posts the first send of a slot.
-    pub(crate) fn start_send<'bound>(
+    pub(crate) fn start_send(
         qp: &QueuePair<'bound, Self>,
         mut request: WorkRequest<'bound, Tag>,
-    ) -> Result
-    where
-        Self: Handler<'bound, Tag = Tag>,
-    {
+    ) -> Result {
         let end = qp.handler();
         if !end.begin_one() {
             return Ok(());
         }
         end.prepare(&mut request);
-        end.post(request, |request| qp.post_send(request))
+        end.send(request, |request| qp.post_send(request))
     }
 
     /// Posts one of the first receives.
-    pub(crate) fn start_recv<'bound>(
+    pub(crate) fn start_recv(
         qp: &QueuePair<'bound, Self>,
         request: WorkRequest<'bound, Tag>,
-    ) -> Result
-    where
-        Self: Handler<'bound, Tag = Tag>,
-    {
+    ) -> Result {
         let end = qp.handler();
         if !end.begin_one() {
             return Ok(());
         }
-        end.post(request, |request| qp.post_recv(request))
+        end.receive(request, |request| qp.post_recv(request))
     }
 
     /// Counts what every completion has in common. Says whether the request succeeded.
@@ -271,7 +440,7 @@ impl<C: Promise> End<C> {
     }
 }
 
-impl<'bound, C: Promise> Handler<'bound> for End<C> {
+impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
     type Context = C;
     type Tag = Tag;
 
@@ -295,7 +464,7 @@ impl<'bound, C: Promise> Handler<'bound> for End<C> {
             request.tag_mut().round += 1;
             self.prepare(&mut request);
             // It is refused only when the run ends, which is seen elsewhere.
-            let _ = self.post(request, |request| qp.post_send(request));
+            let _ = self.send(request, |request| qp.post_send(request));
         }
     }
 
@@ -317,7 +486,7 @@ impl<'bound, C: Promise> Handler<'bound> for End<C> {
         }
         if self.begin_one() {
             // As above.
-            let _ = self.post(request, |request| qp.post_recv(request));
+            let _ = self.receive(request, |request| qp.post_recv(request));
         }
     }
 }
