@@ -102,6 +102,7 @@ impl fmt::Display for Line {
 }
 
 /// The last line: all contexts together.
+#[derive(Clone, Copy)]
 pub(crate) struct Done {
     pub(crate) device: Name,
     pub(crate) contexts: u32,

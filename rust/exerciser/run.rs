@@ -151,13 +151,14 @@ impl<'bound> Task<'bound> for Run<'bound> {
                 }
             }
         };
-        pr_info!("{}\n", done);
         report.done = Some(done);
         let mut state = self.state.lock();
         state.phase = Phase::Idle;
         // What it replaces goes without the lock.
         core::mem::swap(&mut state.report, &mut report);
         drop(state);
+        // Who has read this may start another.
+        pr_info!("{}\n", done);
     }
 
     fn stop(&self) {
