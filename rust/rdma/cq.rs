@@ -18,10 +18,8 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            Acquire,
             Atomic,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         Arc, //
     },
@@ -35,6 +33,7 @@ use kernel::{
 use rdma_bindings as bindings;
 
 use crate::{
+    atomic,
     context::{
         Direct,
         MaySleep,
@@ -527,7 +526,7 @@ impl<C: PollContext> Cq<C> {
     #[inline]
     fn try_turn(&self) -> Option<Turn<'_, C>> {
         // Acquire: pairs with the end of the turn before.
-        let taken = self.polled.xchg(true, Acquire);
+        let taken = atomic::set_acquire(&self.polled);
         // INVARIANT: Set by us.
         (!taken).then(|| Turn(self))
     }
@@ -571,6 +570,6 @@ impl<C> Drop for Turn<'_, C> {
     #[inline]
     fn drop(&mut self) {
         // Release: who has the next turn sees all that was done in this one.
-        self.0.polled.store(false, Release);
+        atomic::clear_release(&self.0.polled);
     }
 }

@@ -97,16 +97,22 @@ impl Header {
         recv: bool,
         done: Done,
     ) {
-        self.cqe.done = Some(done);
-        self.qp = qp;
-        self.recv = recv;
-        // SAFETY: By the function's requirements nobody else uses the field.
-        let entered = unsafe { &*self.roll.get() };
-        if !entered
-            .as_ref()
-            .is_some_and(|entered| Arc::ptr_eq(entered, roll))
-        {
-            self.enter(roll);
+        // A roll is one queue pair's, and stays for as long as it is entered here.
+        //
+        // SAFETY: By the function's requirements nobody else uses the field. An `Arc` is a pointer that is
+        // never null, which is what stands for `None`.
+        let again = unsafe {
+            let entered: *const c_void = core::mem::transmute_copy(&*self.roll.get());
+            let roll: *const c_void = core::mem::transmute_copy(roll);
+            entered == roll
+        };
+        if !again || self.recv != recv {
+            self.cqe.done = Some(done);
+            self.qp = qp;
+            self.recv = recv;
+            if !again {
+                self.enter(roll);
+            }
         }
         *self.in_flight.get_mut() = true;
     }

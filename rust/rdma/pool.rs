@@ -85,7 +85,7 @@ unsafe impl Resource for Lease {
     unsafe fn destroy(&self) -> Fate {
         // SAFETY: By the type invariant. The caller may sleep, so interrupts are enabled.
         unsafe {
-            trace::put(self.cq.as_raw(), self.nr_cqe);
+            trace::put(|| (self.cq.as_raw(), self.nr_cqe));
             bindings::ib_cq_pool_put(self.cq.as_raw(), self.nr_cqe);
         }
         Fate::Free
@@ -151,7 +151,7 @@ impl<'bound, C: Poolable> PooledCq<'bound, C> {
             unsafe { bindings::ib_cq_pool_put(cq.as_ptr(), nr_cqe) };
         })?;
         // SAFETY: The queue is valid.
-        unsafe { trace::lease(cq.as_ptr(), nr_cqe) };
+        unsafe { trace::lease(|| (cq.as_ptr(), nr_cqe)) };
         // INVARIANT: The entries were claimed above. The window, and so the lease, ends before the
         // device's last client is removed.
         Ok(Self {

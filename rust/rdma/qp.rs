@@ -28,6 +28,7 @@ use kernel::{
 use rdma_bindings as bindings;
 
 use crate::{
+    atomic,
     completion::Completion,
     context::{
         Direct,
@@ -68,6 +69,10 @@ use crate::{
     },
     trace, //
 };
+
+mod chain;
+pub use chain::Chain;
+use chain::Raw;
 
 /// What becomes of the requests of a queue pair that are complete.
 ///
@@ -150,6 +155,7 @@ mod state {
     pub(super) const HANDLER: u64 = 1 << (2 * BITS);
     pub(super) const CLOSING: u64 = 1 << 63;
 
+    #[inline(always)]
     pub(super) const fn unit(side: Side) -> u64 {
         match side {
             Side::Send => 1,
@@ -157,14 +163,17 @@ mod state {
         }
     }
 
+    #[inline(always)]
     pub(super) const fn count(state: u64, side: Side) -> u64 {
         (state / unit(side)) & ((1 << BITS) - 1)
     }
 
+    #[inline(always)]
     pub(super) const fn is_idle(state: u64) -> bool {
         state & !CLOSING == 0
     }
 
+    #[inline(always)]
     pub(super) const fn is_closing(state: u64) -> bool {
         state & CLOSING != 0
     }
@@ -198,8 +207,9 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     recv_limit: Atomic<u32>,
     /// Whether a request failed: the queue pair is of no use any more.
     failed: Atomic<bool>,
-    /// Requests of which the driver didn't say whether it took them, and which may never come back.
-    doubtful: Atomic<u32>,
+    /// Whether there are requests of which the driver didn't say whether it took them, and which may never
+    /// come back.
+    doubtful: Atomic<bool>,
     send_depth: u32,
     port: Port<'bound>,
     /// When teardown began. Written by `begin`, read by `destroy`.
@@ -321,8 +331,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         // SAFETY: Written by `begin` only, which was called before.
         let begun = unsafe { *self.begun.get() }.unwrap_or_else(Instant::now);
         // Of what the device never took nothing will be heard.
-        let hopeless = u64::from(self.doubtful.load(Relaxed));
-        let patience = FLUSH_PATIENCE_MS.load(Relaxed) / if hopeless == 0 { 1 } else { 10 };
+        let hopeless = self.doubtful.load(Relaxed);
+        let patience = FLUSH_PATIENCE_MS.load(Relaxed) / if hopeless { 10 } else { 1 };
         let elapsed = u32::try_from(begun.elapsed().as_millis()).unwrap_or(patience);
         // SAFETY: Taken by `destroy` only, which has called this.
         let Some(stands_on) = (unsafe { &*self.stands_on.get() }) else {
@@ -389,10 +399,10 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
 
     /// Counts one less of `unit`. `self` may be gone when this returns, unless the caller has a handle
     /// or is counted otherwise.
-    #[inline]
+    #[inline(always)]
     fn count_out(&self, unit: u64) {
         // Release: teardown sees all that the handler did.
-        let before = self.state.fetch_sub(unit, Release);
+        let before = atomic::fetch_sub_release(&self.state, unit);
         if state::is_closing(before) && state::is_idle(before.wrapping_sub(unit)) {
             // Teardown waits for this, so `self` is still there.
             self.drained.open();
@@ -432,74 +442,88 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     }
 
     /// Posts a request, if there is room for one more.
-    #[inline]
+    #[inline(always)]
     fn post(
         &self,
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        let before = self.state.fetch_add(state::unit(side), Relaxed);
-        let limit = self.limit(side).load(Relaxed);
-        let result = if state::count(before, side) < u64::from(limit) {
-            self.hand_over(side, request)
-        } else {
-            Err(PostError::new(self.refusal(side), request))
-        };
-        if is_returned(&result) {
-            self.count_out(state::unit(side));
+        let unit = state::unit(side);
+        let before = atomic::fetch_add_relaxed(&self.state, unit);
+        if state::count(before, side) >= u64::from(atomic::load_relaxed(self.limit(side))) {
+            return Err(self.refuse(side, unit, request));
         }
-        result
+        self.hand_over(side, unit, request)
     }
 
     /// Posts a request in the place of the one that the calling handler was called for.
-    #[inline]
+    #[inline(always)]
     fn post_in_place(
         &self,
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        if self.limit(side).load(Relaxed) == 0 {
+        if atomic::load_relaxed(self.limit(side)) == 0 {
             return Err(PostError::new(self.refusal(side), request));
         }
         // The place counts for the new request now, and that may be complete before we return.
-        self.state.fetch_add(state::HANDLER, Relaxed);
-        let result = self.hand_over(side, request);
-        if is_returned(&result) {
-            self.count_out(state::HANDLER);
-        }
-        result
+        atomic::fetch_add_relaxed(&self.state, state::HANDLER);
+        self.hand_over(side, state::HANDLER, request)
     }
 
-    /// Gives a request that is counted to the device.
-    #[inline]
+    /// Gives a request to the device, which is counted as `unit` while the device has it.
+    #[inline(always)]
     fn hand_over(
         &self,
         side: Side,
+        unit: u64,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        request.buffer().sync_for_device();
-        let mut sge = bindings::ib_sge {
-            addr: request.buffer().dma_addr(),
-            length: request.len(),
-            lkey: self.lkey,
+        let mut sge = bindings::ib_sge::default();
+        let inner = self.prepare(side, request, &mut sge);
+        // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
+        // buffer stay where they are until it comes back. The rest is copied by the call.
+        let (ret, untouched) = unsafe {
+            let wr_cqe = &raw mut (*inner.as_ptr()).header.cqe;
+            let num_sge = c_int::from(sge.length != 0);
+            match side {
+                Side::Send => {
+                    post_one::<bindings::ib_send_wr>(&self.raw, wr_cqe, &mut sge, num_sge)
+                }
+                Side::Recv => {
+                    post_one::<bindings::ib_recv_wr>(&self.raw, wr_cqe, &mut sge, num_sge)
+                }
+            }
         };
-        let num_sge = c_int::from(!request.is_empty());
+        if ret == 0 {
+            return Ok(());
+        }
+        Err(self.not_posted(ret, unit, untouched.then_some(inner)))
+    }
 
+    /// Makes a request what is in flight, and says in `sge` where its bytes are.
+    #[inline(always)]
+    fn prepare(
+        &self,
+        side: Side,
+        request: WorkRequest<'bound, H::Tag>,
+        sge: &mut bindings::ib_sge,
+    ) -> NonNull<Inner<'bound, H::Tag>> {
+        request.buffer().sync_for_device();
+        sge.addr = request.buffer().dma_addr();
+        sge.length = request.len();
+        sge.lkey = self.lkey;
         // SAFETY: The device is valid.
         unsafe {
-            trace::post(
-                self.device.as_raw(),
-                self.num,
-                side == Side::Recv,
-                request.len(),
-            )
+            trace::post(|| {
+                let recv = side == Side::Recv;
+                (self.device.as_raw(), self.num, recv, request.len())
+            })
         };
-
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
-        let wr_cqe = unsafe {
-            let header = &mut (*inner.as_ptr()).header;
-            header.take_off(
+        unsafe {
+            (*inner.as_ptr()).header.take_off(
                 self.identity(),
                 self.marker.roll(),
                 side == Side::Recv,
@@ -507,50 +531,22 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                     Side::Send => Self::send_done,
                     Side::Recv => Self::recv_done,
                 },
-            );
-            &raw mut header.cqe
+            )
         };
+        inner
+    }
 
-        // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
-        // buffer stay where they are until it comes back. The scatter list is copied by the call.
-        let (ret, untouched) = unsafe {
-            let qp = self.raw.as_raw();
-            let ops = &(*(*qp).device).ops;
-            match side {
-                Side::Send => {
-                    let wr = bindings::ib_send_wr {
-                        __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 { wr_cqe },
-                        sg_list: &mut sge,
-                        num_sge,
-                        opcode: bindings::ib_wr_opcode_IB_WR_SEND,
-                        send_flags: SIGNALED,
-                        ..Default::default()
-                    };
-                    let mut bad: *const bindings::ib_send_wr = core::ptr::null();
-                    match ops.post_send {
-                        Some(post) => (post(qp, &wr, &mut bad), !bad.is_null()),
-                        None => (EOPNOTSUPP.to_errno(), true),
-                    }
-                }
-                Side::Recv => {
-                    let wr = bindings::ib_recv_wr {
-                        __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 { wr_cqe },
-                        sg_list: &mut sge,
-                        num_sge,
-                        ..Default::default()
-                    };
-                    let mut bad: *const bindings::ib_recv_wr = core::ptr::null();
-                    match ops.post_recv {
-                        Some(post) => (post(qp, &wr, &mut bad), !bad.is_null()),
-                        None => (EOPNOTSUPP.to_errno(), true),
-                    }
-                }
-            }
-        };
-        if ret == 0 {
-            return Ok(());
-        }
-        Err(self.not_posted(Error::from_errno(ret), untouched.then_some(inner)))
+    /// Gives a request back that was counted, but for which there is no room.
+    #[cold]
+    fn refuse(
+        &self,
+        side: Side,
+        unit: u64,
+        request: WorkRequest<'bound, H::Tag>,
+    ) -> PostError<'bound, H::Tag> {
+        let error = self.refusal(side);
+        self.count_out(unit);
+        PostError::new(error, request)
     }
 
     /// What to make of a driver's error. With `bad_wr` set, the request is ours again. With an error
@@ -558,22 +554,44 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     #[cold]
     fn not_posted(
         &self,
-        error: Error,
+        ret: c_int,
+        unit: u64,
         untouched: Option<NonNull<Inner<'bound, H::Tag>>>,
     ) -> PostError<'bound, H::Tag> {
+        let error = Error::from_errno(ret);
         let Some(inner) = untouched else {
-            self.doubtful.fetch_add(1u32, Relaxed);
-            self.fail();
+            self.doubt();
             return PostError {
                 error,
                 request: None,
             };
         };
         // SAFETY: The driver says that it didn't take the request.
+        let request = unsafe { self.not_taken(inner) };
+        self.count_out(unit);
+        PostError::new(error, request)
+    }
+
+    /// Nobody knows whether the device has what was posted.
+    fn doubt(&self) {
+        self.doubtful.store(true, Relaxed);
+        self.fail();
+    }
+
+    /// Makes what was to be in flight the request again.
+    ///
+    /// # Safety
+    ///
+    /// It comes from [`Self::prepare`], and the driver didn't take it.
+    unsafe fn not_taken(
+        &self,
+        inner: NonNull<Inner<'bound, H::Tag>>,
+    ) -> WorkRequest<'bound, H::Tag> {
+        // SAFETY: By the function's requirements.
         let mut request = unsafe { WorkRequest::from_raw(inner) };
         request.header_mut().land();
         request.buffer().sync_for_cpu();
-        PostError::new(error, request)
+        request
     }
 
     /// # Safety
@@ -601,12 +619,10 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     unsafe fn take_back(&self, side: Side, wc: &bindings::ib_wc) -> WorkRequest<'bound, H::Tag> {
         // SAFETY: The device is valid.
         unsafe {
-            trace::complete(
-                self.device.as_raw(),
-                self.num,
-                side == Side::Recv,
-                wc.status,
-            )
+            trace::complete(|| {
+                let recv = side == Side::Recv;
+                (self.device.as_raw(), self.num, recv, wc.status)
+            })
         };
         // SAFETY: By the function's requirements `wr_cqe` is the start of the request, which nobody else
         // has.
@@ -656,17 +672,34 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 .handler
                 .received(&poster, request, &completion, context),
         }
-        this.count_out(if poster.place.get() {
-            state::unit(side)
+        // Each with a number that is known when this is compiled.
+        if poster.place.get() {
+            this.count_out(state::unit(side));
         } else {
-            state::HANDLER
-        });
+            this.count_out(state::HANDLER);
+        }
     }
 }
 
-/// Whether the owner has the request again.
-fn is_returned<T>(result: &Result<(), PostError<'_, T>>) -> bool {
-    matches!(result, Err(e) if e.request.is_some())
+/// Posts a single request. Says whether the driver named it as the one that it didn't take.
+///
+/// # Safety
+///
+/// Those of [`Raw::new`] and [`Raw::post`].
+#[inline(always)]
+unsafe fn post_one<R: Raw>(
+    qp: &RawQp,
+    wr_cqe: *mut bindings::ib_cqe,
+    sge: *mut bindings::ib_sge,
+    num_sge: c_int,
+) -> (c_int, bool) {
+    let mut bad: *const R = core::ptr::null();
+    // SAFETY: By the function's requirements.
+    let ret = unsafe {
+        let wr = R::new(wr_cqe, sge, num_sge, core::ptr::null_mut());
+        R::post(qp.as_raw(), &wr, &mut bad)
+    };
+    (ret, !bad.is_null())
 }
 
 const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
@@ -685,7 +718,7 @@ pub struct Poster<'a, 'bound, H: Handler<'bound>> {
 impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
     /// As [`QueuePair::post_send`]. In the handler of a send, the first can't be refused for want of
     /// room.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(
         &self,
         request: WorkRequest<'bound, H::Tag>,
@@ -695,7 +728,7 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
 
     /// As [`QueuePair::post_recv`]. In the handler of a receive, the first can't be refused for want
     /// of room.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(
         &self,
         request: WorkRequest<'bound, H::Tag>,
@@ -703,7 +736,7 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
         self.post(Side::Recv, request)
     }
 
-    #[inline]
+    #[inline(always)]
     fn post(
         &self,
         side: Side,
@@ -712,9 +745,12 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
         if side != self.side || !self.place.get() {
             return self.qp.post(side, request);
         }
-        let result = self.qp.post_in_place(side, request);
-        self.place.set(is_returned(&result));
-        result
+        if let Err(e) = self.qp.post_in_place(side, request) {
+            self.place.set(e.request.is_some());
+            return Err(e);
+        }
+        self.place.set(false);
+        Ok(())
     }
 }
 
@@ -856,7 +892,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 send_limit: Atomic::new(0),
                 recv_limit: Atomic::new(depths.recv),
                 failed: Atomic::new(false),
-                doubtful: Atomic::new(0),
+                doubtful: Atomic::new(false),
                 send_depth: depths.send,
                 port,
                 begun: UnsafeCell::new(None),
@@ -1065,7 +1101,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     /// - `ENOTCONN` if the queue pair isn't connected.
     /// - `ESHUTDOWN` if a request has failed, or teardown began.
     /// - Those of the driver.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(
         &self,
         request: WorkRequest<'bound, H::Tag>,
@@ -1080,7 +1116,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     /// # Errors
     ///
     /// As for [`Self::post_send`].
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(
         &self,
         request: WorkRequest<'bound, H::Tag>,

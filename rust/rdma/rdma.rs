@@ -49,6 +49,7 @@ mod numbers;
 
 #[cfg(doc)]
 pub mod api;
+mod atomic;
 pub mod buffer;
 pub mod client;
 pub mod cm;

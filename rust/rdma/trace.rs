@@ -15,11 +15,13 @@ use crate::{
 /// that its own bindings know.
 macro_rules! declare_events {
     ($(unsafe fn $name:ident($($arg:ident: $type:ty),*) = $tracepoint:ident, $do_trace:ident;)*) => {$(
+        /// What the event says is only asked for if it is on.
+        ///
         /// # Safety
         ///
         /// The pointers are valid.
         #[inline(always)]
-        pub(crate) unsafe fn $name($($arg: $type),*) {
+        pub(crate) unsafe fn $name(args: impl FnOnce() -> ($($type,)*)) {
             // SAFETY: The key of a tracepoint may always be looked at.
             let on = unsafe {
                 kernel::jump_label::static_branch_unlikely!(
@@ -29,6 +31,7 @@ macro_rules! declare_events {
                 )
             };
             if on {
+                let ($($arg,)*) = args();
                 // SAFETY: By the function's requirements.
                 unsafe { bindings::$do_trace($($arg),*) };
             }
@@ -57,7 +60,7 @@ declare_events! {
 /// Trace event: `rdma_cq:rdma_cq_run_start`.
 pub fn run_start<C: PollContext>(dev: &Device<'_>, ops: u64) {
     // SAFETY: The device is valid.
-    unsafe { start(dev.as_raw(), C::RAW, ops) };
+    unsafe { start(|| (dev.as_raw(), C::RAW, ops)) };
 }
 
 /// Says that traffic ended on a device, after `ops` operations. May be called from any context.
@@ -65,5 +68,5 @@ pub fn run_start<C: PollContext>(dev: &Device<'_>, ops: u64) {
 /// Trace event: `rdma_cq:rdma_cq_run_end`.
 pub fn run_end<C: PollContext>(dev: &Device<'_>, ops: u64) {
     // SAFETY: The device is valid.
-    unsafe { end(dev.as_raw(), C::RAW, ops) };
+    unsafe { end(|| (dev.as_raw(), C::RAW, ops)) };
 }

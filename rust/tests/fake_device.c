@@ -533,8 +533,10 @@ static int fake_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
 			  const struct ib_send_wr **bad_wr)
 {
 	bool named;
-	int err = post(ibqp, false, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+	int err = 0;
 
+	for (; wr && !err; wr = err ? wr : wr->next)
+		err = post(ibqp, false, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
 	if (err && named)
 		*bad_wr = wr;
 	return err;
@@ -544,8 +546,10 @@ static int fake_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 			  const struct ib_recv_wr **bad_wr)
 {
 	bool named;
-	int err = post(ibqp, true, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+	int err = 0;
 
+	for (; wr && !err; wr = err ? wr : wr->next)
+		err = post(ibqp, true, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
 	if (err && named)
 		*bad_wr = wr;
 	return err;

@@ -9,6 +9,7 @@ use kernel::prelude::*;
 
 mod buffer;
 mod cases;
+mod chain;
 mod client;
 mod completion;
 mod cq;
