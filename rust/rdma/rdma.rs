@@ -11,7 +11,7 @@
 //! beyond. What is dropped is taken down by the window itself, in the order the hardware needs and
 //! in a context that may sleep; so *dropping never sleeps and never waits*, wherever it happens,
 //! and `remove` returns once all is gone. What a client leaks it names in the log and takes down
-//! as well.
+//! as well; should that still be running, it can make nothing more: that is `ENODEV`.
 //!
 //! # The way of a work request
 //!

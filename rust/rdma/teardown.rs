@@ -400,11 +400,12 @@ impl Register {
 
     /// Hands an object over to the register of `device`.
     ///
-    /// May sleep. If memory for the entry is short, the object is taken down at once.
+    /// May sleep. If it fails, the object is taken down at once.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// `ENOMEM` if memory for the entry is short. `ENODEV` if the window is ending: only what was leaked
+    /// still runs then, and could go on making objects of kinds that have been taken down already.
     pub(crate) fn enroll<'bound, R: Resource>(
         device: &'bound Device<'bound>,
         object: Pin<KBox<R>>,
@@ -422,10 +423,14 @@ impl Register {
         // INVARIANT: The object is freed only after its entry was struck off the list.
         state.object = object.cast();
         state.index = index;
-        let enrolled = living.entries.push(entry, GFP_KERNEL);
+        let enrolled = if living.closing {
+            Err(ENODEV)
+        } else {
+            living.entries.push(entry, GFP_KERNEL).map_err(Error::from)
+        };
         drop(living);
 
-        if enrolled.is_err() {
+        if let Err(e) = enrolled {
             let node = entry.node();
             // SAFETY: The object is live, and nobody else knows it.
             unsafe {
@@ -435,7 +440,7 @@ impl Register {
                     Fate::Keep => device.register().kept.store(true, Relaxed),
                 }
             }
-            return Err(ENOMEM);
+            return Err(e);
         }
 
         // INVARIANT: The object is enrolled.
@@ -560,17 +565,9 @@ impl Register {
         self.reap();
 
         for kind in Kind::IN_ORDER {
-            let mut leaked = 0;
-            loop {
-                // SAFETY: What is of an earlier kind was taken down, so nobody can use a handle of
-                // this kind but to drop it.
-                let more = unsafe { self.take_down_leaked(kind) };
-                if more == 0 {
-                    break;
-                }
-                // What was taken down may have made others until it was.
-                leaked += more;
-            }
+            // SAFETY: What is of an earlier kind was taken down, and `enroll` lets nobody make more of
+            // it, so nobody can use a handle of this kind but to drop it.
+            let leaked = unsafe { self.take_down_leaked(kind) };
             if leaked > 0 {
                 pr_err!(
                     "{}: client={} leaked={} kind=\"{}\": taken down by remove\n",
@@ -629,8 +626,8 @@ impl Register {
         leaked
     }
 
-    /// Calls `f` for each object of a kind, those enrolled meanwhile among them. The register is
-    /// closing, so that entries stay where they are.
+    /// Calls `f` for each object of a kind. The register is closing, so that entries stay where they
+    /// are.
     fn each_living(&self, kind: Kind, mut f: impl FnMut(Entry)) {
         let mut index = 0;
         loop {

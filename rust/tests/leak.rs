@@ -34,11 +34,14 @@ mod tests {
             UnboundWorkqueue,
             Workqueue, //
         },
+        device::Device,
         event::{
             Event,
             EventHandler,
             Listener, //
         },
+        pd::ProtectionDomain,
+        pool::PooledCq,
         work::{
             ScopedWork,
             Task, //
@@ -376,6 +379,67 @@ mod tests {
                 a_while();
                 check_eq!(env.log.a.get(), before);
                 check_eq!(env.log.c.get(), 1);
+                Ok(())
+            },
+        )
+    }
+
+    /// Makes one thing after another, and doesn't end when it is told to, but when it is refused one.
+    struct Maker<'bound> {
+        env: Arc<Env>,
+        dev: &'bound Device<'bound>,
+        stop: Atomic<bool>,
+    }
+
+    impl<'bound> Maker<'bound> {
+        fn make(&self, may_wait: MayWait<'_>) -> Result {
+            let may_sleep = may_wait.may_sleep();
+            ProtectionDomain::new(self.dev, may_sleep)?;
+            PooledCq::<Softirq>::lease(self.dev, 1, None, may_sleep)?;
+            EventHandler::new::<Error>(self.dev, Ok::<_, Error>(Ear(self.env.clone())), may_wait)?;
+            Ok(())
+        }
+    }
+
+    impl<'bound> Task<'bound> for Maker<'bound> {
+        fn run(&self, may_wait: MayWait<'_>) {
+            // As often as it takes to see that nothing refuses.
+            let mut rest = 50;
+            while rest > 0 {
+                if let Err(e) = self.make(may_wait) {
+                    self.env.log.b.set(e.to_errno().unsigned_abs());
+                    return;
+                }
+                self.env.log.a.add();
+                if self.stop.load(Relaxed) {
+                    rest -= 1;
+                }
+                a_while();
+            }
+        }
+
+        fn stop(&self) {
+            self.stop.store(true, Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_work_item_that_goes_on_can_make_nothing_more() -> Result {
+        with_device_then(
+            Setup::new(),
+            |t| {
+                let task = Maker {
+                    env: t.env.clone(),
+                    dev: t.dev,
+                    stop: Atomic::new(false),
+                };
+                let work = ScopedWork::new::<Error>(t.dev, Ok::<_, Error>(task), t.may_sleep())?;
+                work.enqueue();
+                check!(eventually(|| t.log().a.get() > 1));
+                t.leak(work)
+            },
+            |env| {
+                check_eq!(env.log.b.get(), ENODEV.to_errno().unsigned_abs());
                 Ok(())
             },
         )
