@@ -44,6 +44,7 @@ use rdma::{
         UnboundWorkqueue,
         Workqueue, //
     },
+    cq::CompletionQueue,
     device::{
         Device,
         Port,
@@ -51,9 +52,12 @@ use rdma::{
         Protocol, //
     },
     pd::ProtectionDomain,
+    poll::PollSlot,
     pool::PooledCq,
     qp::{
+        Chain,
         Depths,
+        Handler,
         QueuePair, //
     },
     request::WorkRequest,
@@ -125,7 +129,17 @@ impl<'bound> Pairs<'bound> {
     ) -> Result<Pair<'bound, C>> {
         let a = self.qp(t, depths, act)?;
         let b = self.qp(t, depths, act)?;
-        let links = match &self.way {
+        let links = self.connect(t, &a, &b)?;
+        Ok(Pair { a, b, links })
+    }
+
+    fn connect<H: Handler<'bound>>(
+        &self,
+        t: &Test<'bound>,
+        a: &QueuePair<'bound, H>,
+        b: &QueuePair<'bound, H>,
+    ) -> Result<[Option<Connection<'bound>>; 2]> {
+        Ok(match &self.way {
             Way::Direct(gid) => {
                 let (of_a, of_b) = (
                     a.endpoint(*gid, t.may_sleep())?,
@@ -137,15 +151,14 @@ impl<'bound> Pairs<'bound> {
             }
             Way::Manager(listener) => {
                 let to = listener.address()?;
-                let connecting = Connecting::new(&a, to, CONNECT_MS, t.may_wait)?;
+                let connecting = Connecting::new(a, to, CONNECT_MS, t.may_wait)?;
                 let request = listener.accept(CONNECT_MS, t.may_wait)?;
-                let accepted = request.accept(&b, t.may_wait)?;
+                let accepted = request.accept(b, t.may_wait)?;
                 let connected = connecting.finish(CONNECT_MS, t.may_wait)?;
                 let accepted = accepted.finish(CONNECT_MS, t.may_wait)?;
                 [Some(connected), Some(accepted)]
             }
-        };
-        Ok(Pair { a, b, links })
+        })
     }
 
     fn qp<C: Poolable>(
@@ -659,6 +672,75 @@ fn what_was_done<C: Poolable>(t: &mut Test<'_>) -> Result {
     Ok(())
 }
 
+/// Not a report: a chain each way, on a direct queue that is polled by hand.
+fn polled_by_hand(t: &mut Test<'_>) -> Result {
+    let cq = CompletionQueue::create(t.dev, 64, Some(0), t.may_sleep())?;
+    // Neither device can do that.
+    check_err!(cq.set_moderation(16, 10, t.may_sleep()), EOPNOTSUPP);
+    check!(!cq.is_moderation_adaptive());
+
+    let pairs = Pairs::new(t)?;
+    let a = t.qp_on(&pairs.pd, &cq, 16, 0, drop_it)?;
+    let b = t.qp_on(&pairs.pd, &cq, 0, 16, drop_it)?;
+    let _links = pairs.connect(t, &a, &b)?;
+    let (mut sends, mut recvs) = (Chain::<_, 16>::new(), Chain::<_, 16>::new());
+    for tag in 0..16 {
+        let _ = recvs.push(t.request(tag, 64)?);
+        let mut send = t.request(tag, 64)?;
+        send.data_mut().fill(tag as u8);
+        let _ = sends.push(send);
+    }
+    b.post_recvs(&mut recvs)?;
+    a.post_sends(&mut sends)?;
+
+    let mut slots = [const { PollSlot::new() }; 5];
+    let (mut sent, mut received) = (0, 0);
+    for _ in 0..5_000 {
+        for completion in &cq.poll(&mut slots)? {
+            check!(completion.result().is_ok());
+            match completion.into_request(&a) {
+                Ok(_) => sent += 1,
+                Err(completion) => {
+                    let Ok(request) = completion.into_request(&b) else {
+                        return Err(EINVAL);
+                    };
+                    check_eq!(request.tag().id, received);
+                    check!(request
+                        .buffer()
+                        .iter()
+                        .all(|byte| u32::from(*byte) == received));
+                    received += 1;
+                }
+            }
+        }
+        if sent == 16 && received == 16 {
+            break;
+        }
+        fsleep(Delta::from_millis(1));
+    }
+    check_eq!((sent, received), (16, 16));
+    check_eq!(t.log().completed(), 0);
+    Ok(())
+}
+
+/// Not a report: who keeps a connection learns that the other side has gone.
+fn end_is_told(t: &mut Test<'_>) -> Result {
+    let mut pairs = Pairs::new(t)?;
+    let ip = pairs.port.ipv4(t.may_sleep())?.ok_or(EADDRNOTAVAIL)?;
+    let at = SocketAddrV4::new(ip, 0);
+    pairs.way = Way::Manager(Listener::new(t.dev, at, 1, t.may_sleep())?);
+    let depths = Depths { send: 1, recv: 1 };
+    let Pair { a, b, links } = pairs.make::<Workqueue>(t, depths, drop_it)?;
+    let [Some(of_a), of_b] = links else {
+        return Err(EINVAL);
+    };
+    a_while();
+    check!(!of_a.is_disconnected());
+    drop((b, of_b));
+    check!(eventually(|| of_a.is_disconnected()));
+    a.close(t.may_wait)
+}
+
 /// The cases, on a device.
 macro_rules! suite {
     (@after) => { nothing_else };
@@ -711,4 +793,6 @@ suites!({
     a_device_says_what_it_is: what_it_is;
     completions_in_softirq_say_what_was_done: what_was_done::<Softirq>;
     completions_in_a_worker_say_what_was_done: what_was_done::<Workqueue>;
+    a_direct_queue_is_polled_by_hand: polled_by_hand;
+    the_other_side_s_end_is_told: end_is_told;
 });
