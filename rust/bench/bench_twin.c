@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The exerciser in C: what rust/exerciser does, with the same parameters, checks and report. Both are
+ * run in turns to compare how much gets through.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/module.h>
+#include <linux/math64.h>
+#include <linux/moduleparam.h>
+#include <linux/sched.h>
+#include <linux/workqueue.h>
+#include <net/ipv6.h>
+
+#include "twin.h"
+
+/* Their ranges are those of the exerciser, which scripts/bench gives the same. */
+static u32 qps = 8;
+module_param(qps, uint, 0);
+MODULE_PARM_DESC(qps, "Pairs of queue pairs a poll context");
+static u32 depth = 32;
+module_param(depth, uint, 0);
+MODULE_PARM_DESC(depth, "Sends in flight a pair");
+static u32 ops = 10000;
+module_param(ops, uint, 0);
+MODULE_PARM_DESC(ops, "Sends a pair");
+static u32 size = 64;
+module_param(size, uint, 0);
+MODULE_PARM_DESC(size, "Bytes a send");
+static u32 contexts = 7;
+module_param(contexts, uint, 0);
+MODULE_PARM_DESC(contexts, "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue");
+
+/* As the exerciser has them. */
+#define GLANCE_MS	1000
+#define GLANCES		30
+
+#define PART_BITS	5
+#define PARTS		(1 << PART_BITS)
+#define BUCKETS		((64 - PART_BITS + 1) * PARTS)
+
+struct stats {
+	atomic64_t posted;
+	atomic64_t completed;
+	atomic64_t sent;
+	atomic64_t received;
+	atomic64_t corrupt;
+	atomic64_t flushed;
+	atomic64_t failed;
+	atomic64_t wrong_ctx;
+};
+
+struct traffic {
+	struct ib_device *dev;
+	enum ib_poll_context ctx;
+	atomic_t unfinished;
+	atomic_t failures_logged;
+	atomic64_t *latency;
+	struct completion over;
+	struct end *ends;
+};
+
+/* One queue pair of a pair: the one sends, the other receives. */
+struct end {
+	struct twin_qp qp;
+	struct traffic *traffic;
+	u32 pair;
+	bool open;
+	struct stats stats;
+	atomic64_t begun;
+	/* Of a receiver: the round that is next in each slot of the sender. */
+	atomic64_t *rounds;
+	struct twin_req **reqs;
+	u32 num_reqs;
+};
+
+struct run {
+	struct ib_device *dev;
+	struct work_struct work;
+	bool stop;
+};
+
+static const char *const names[] = {
+	[IB_POLL_SOFTIRQ] = "softirq",
+	[IB_POLL_WORKQUEUE] = "workqueue",
+	[IB_POLL_UNBOUND_WORKQUEUE] = "unbound",
+};
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+struct id {
+	u32 pair;
+	u32 slot;
+	u64 round;
+};
+
+static u64 first_word(const struct id *id)
+{
+	return ((u64)id->pair << 32 | id->slot) * 0x9e3779b97f4a7c15 ^ rol64(id->round, 17);
+}
+
+static u64 next_word(u64 *state)
+{
+	u64 x = max(*state, 1ULL);
+
+	x ^= x >> 12;
+	x ^= x << 25;
+	x ^= x >> 27;
+	*state = x;
+	return x * 0x2545f4914f6cdd1d;
+}
+
+static void write_message(const struct id *id, void *data, u32 len)
+{
+	u64 state = first_word(id), word;
+
+	memcpy(data, id, sizeof(*id));
+	data += sizeof(*id);
+	len -= sizeof(*id);
+	for (; len >= sizeof(word); len -= sizeof(word), data += sizeof(word)) {
+		word = next_word(&state);
+		memcpy(data, &word, sizeof(word));
+	}
+	word = next_word(&state);
+	memcpy(data, &word, len);
+}
+
+static bool read_message(struct id *id, const void *data, u32 len)
+{
+	u64 state, word;
+
+	memcpy(id, data, sizeof(*id));
+	data += sizeof(*id);
+	len -= sizeof(*id);
+	state = first_word(id);
+	for (; len >= sizeof(word); len -= sizeof(word), data += sizeof(word)) {
+		word = next_word(&state);
+		if (memcmp(data, &word, sizeof(word)))
+			return false;
+	}
+	word = next_word(&state);
+	return !memcmp(data, &word, len);
+}
+
+/* --- how long sends took ---------------------------------------------------------------------- */
+
+static u32 bucket_of(u64 value)
+{
+	int bits = fls64(value);
+	int shift = bits > PART_BITS + 1 ? bits - PART_BITS - 1 : 0;
+
+	return shift * PARTS + (value >> shift);
+}
+
+static u64 last_of(u32 index)
+{
+	u32 shift = index / PARTS ? index / PARTS - 1 : 0;
+
+	return ((u64)(index - shift * PARTS + 1) << shift) - 1;
+}
+
+static u64 percentile(const atomic64_t *buckets, u32 percent)
+{
+	u64 total = 0, seen = 0, rank;
+	u32 i;
+
+	for (i = 0; i < BUCKETS; i++)
+		total += atomic64_read(&buckets[i]);
+	rank = div_u64(total * percent + 99, 100);
+	for (i = 0; i < BUCKETS; i++) {
+		seen += atomic64_read(&buckets[i]);
+		if (seen >= rank && seen > 0)
+			return last_of(i);
+	}
+	return 0;
+}
+
+/* --- traffic ---------------------------------------------------------------------------------- */
+
+static void failed(struct end *end, const char *what, struct ib_wc *wc)
+{
+	struct traffic *traffic = end->traffic;
+
+	if (!atomic_xchg(&traffic->failures_logged, 1))
+		pr_err("%s: pair=%u %s failed: %s (status %u, vendor error %#x)\n",
+		       dev_name(&traffic->dev->dev), end->pair, what, ib_wc_status_msg(wc->status),
+		       wc->status, wc->vendor_err);
+	complete_all(&traffic->over);
+}
+
+static void end_finished(struct traffic *traffic)
+{
+	if (atomic_fetch_dec_relaxed(&traffic->unfinished) == 1)
+		complete_all(&traffic->over);
+}
+
+static bool begin_one(struct end *end)
+{
+	return atomic64_fetch_inc_relaxed(&end->begun) < ops;
+}
+
+static bool in_context(enum ib_poll_context ctx)
+{
+	if (in_serving_softirq() && !in_hardirq() && !in_nmi())
+		return ctx == IB_POLL_SOFTIRQ;
+	return ctx != IB_POLL_SOFTIRQ && in_task() && (current->flags & PF_WQ_WORKER) &&
+	       !in_atomic() && !irqs_disabled() && !rcu_preempt_depth();
+}
+
+static void prepare(struct end *end, struct twin_req *req)
+{
+	const struct id id = { .pair = end->pair, .slot = req->slot, .round = req->round };
+
+	write_message(&id, req->data, req->size);
+	req->posted_at = ktime_get();
+}
+
+/* Counts what every completion has in common. Says whether the request succeeded. */
+static bool count(struct end *end, struct ib_wc *wc, const char *what)
+{
+	atomic64_inc(&end->stats.completed);
+	if (!in_context(end->traffic->ctx))
+		atomic64_inc(&end->stats.wrong_ctx);
+	if (likely(wc->status == IB_WC_SUCCESS))
+		return true;
+	if (wc->status == IB_WC_WR_FLUSH_ERR) {
+		atomic64_inc(&end->stats.flushed);
+	} else {
+		atomic64_inc(&end->stats.failed);
+		failed(end, what, wc);
+	}
+	return false;
+}
+
+static void sent(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+{
+	if (!count(end, wc, "send"))
+		return;
+	atomic64_inc(&end->traffic->latency[bucket_of(ktime_get() - req->posted_at)]);
+	if (atomic64_fetch_inc_relaxed(&end->stats.sent) + 1 == ops)
+		end_finished(end->traffic);
+	if (!begin_one(end))
+		return;
+	req->round++;
+	prepare(end, req);
+	atomic64_inc(&end->stats.posted);
+	/* Refused only when the run ends. A request in doubt still counts. */
+	if (unlikely(twin_repost_send(&end->qp, req, place)) && !atomic_read(&end->qp.doubtful))
+		atomic64_dec(&end->stats.posted);
+}
+
+static bool accept(struct end *end, struct twin_req *req, u32 byte_len)
+{
+	struct id id;
+
+	if (byte_len != req->size || !read_message(&id, req->data, byte_len) ||
+	    id.slot >= min(depth, ops))
+		return false;
+	return atomic64_fetch_inc_relaxed(&end->rounds[id.slot]) == id.round && id.pair == end->pair;
+}
+
+static void received(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+{
+	if (!count(end, wc, "receive"))
+		return;
+	if (!accept(end, req, wc->byte_len))
+		atomic64_inc(&end->stats.corrupt);
+	if (atomic64_fetch_inc_relaxed(&end->stats.received) + 1 == ops)
+		end_finished(end->traffic);
+	if (!begin_one(end))
+		return;
+	atomic64_inc(&end->stats.posted);
+	if (unlikely(twin_repost_recv(&end->qp, req, place)) && !atomic_read(&end->qp.doubtful))
+		atomic64_dec(&end->stats.posted);
+}
+
+static void sent_done(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct twin_req *req = twin_complete(wc, false);
+	struct twin_qp *qp = req->qp;
+	struct twin_place place = {};
+
+	sent(container_of(qp, struct end, qp), req, wc, &place);
+	twin_handled(qp, &place, TWIN_SEND);
+}
+
+static void received_done(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct twin_req *req = twin_complete(wc, true);
+	struct twin_qp *qp = req->qp;
+	struct twin_place place = {};
+
+	received(container_of(qp, struct end, qp), req, wc, &place);
+	twin_handled(qp, &place, TWIN_RECV);
+}
+
+/* --- the run ---------------------------------------------------------------------------------- */
+
+static int usable_gid(struct ib_device *dev)
+{
+	union ib_gid gid;
+	int i, first = -ENOENT;
+
+	for (i = 0; i < 256; i++) {
+		if (rdma_query_gid(dev, 1, i, &gid))
+			continue;
+		if (ipv6_addr_v4mapped((struct in6_addr *)&gid))
+			return i;
+		if (first < 0 && memchr_inv(&gid, 0, sizeof(gid)))
+			first = i;
+	}
+	return first;
+}
+
+static int end_open(struct end *end, struct ib_pd *pd, u32 pair, bool sender)
+{
+	u32 number = sender ? min(depth, ops) : min(2 * depth, ops), i;
+	int err;
+
+	end->pair = pair;
+	err = twin_qp_init(&end->qp, pd, 1, end->traffic->ctx, -1, sender ? number : 0,
+			   sender ? 0 : number);
+	if (err)
+		return err;
+	end->open = true;
+	if (!sender) {
+		end->rounds = kvcalloc(min(depth, ops), sizeof(*end->rounds), GFP_KERNEL);
+		if (!end->rounds)
+			return -ENOMEM;
+	}
+	end->reqs = kvcalloc(number, sizeof(*end->reqs), GFP_KERNEL);
+	if (!end->reqs)
+		return -ENOMEM;
+	for (i = 0; i < number; i++) {
+		end->reqs[i] = twin_req_new(&end->qp, size, sender ? sent_done : received_done);
+		if (!end->reqs[i])
+			return -ENOMEM;
+		end->reqs[i]->slot = i;
+		end->num_reqs++;
+	}
+	return 0;
+}
+
+static void end_free(struct end *end)
+{
+	u32 i;
+
+	for (i = 0; i < end->num_reqs; i++)
+		twin_req_free(&end->qp, end->reqs[i]);
+	kvfree(end->reqs);
+	kvfree(end->rounds);
+}
+
+static int start(struct end *end, bool sender)
+{
+	u32 i;
+	int err;
+
+	for (i = 0; i < end->num_reqs; i++) {
+		if (!begin_one(end))
+			return 0;
+		if (sender)
+			prepare(end, end->reqs[i]);
+		atomic64_inc(&end->stats.posted);
+		err = sender ? twin_post_send(&end->qp, end->reqs[i]) :
+			       twin_post_recv(&end->qp, end->reqs[i]);
+		if (err) {
+			atomic64_dec(&end->stats.posted);
+			return err;
+		}
+	}
+	return 0;
+}
+
+static u64 sum(struct traffic *traffic, size_t counter)
+{
+	u64 sum = 0;
+	u32 i;
+
+	for (i = 0; i < 2 * qps; i++)
+		sum += atomic64_read((void *)&traffic->ends[i].stats + counter);
+	return sum;
+}
+#define SUM(counter) sum(traffic, offsetof(struct stats, counter))
+
+static int drive(struct run *run, struct traffic *traffic, struct ib_pd *pd, ktime_t *started)
+{
+	int gid = usable_gid(run->dev), err;
+	u64 before = 0, now;
+	u32 i, idle = 0;
+
+	if (gid < 0)
+		return gid;
+	for (i = 0; i < qps; i++) {
+		struct end *sender = &traffic->ends[2 * i], *receiver = sender + 1;
+
+		err = end_open(sender, pd, i, true) ?: end_open(receiver, pd, i, false) ?:
+		      twin_qp_connect(&receiver->qp, &sender->qp, gid) ?:
+		      twin_qp_connect(&sender->qp, &receiver->qp, gid);
+		if (err)
+			return err;
+	}
+	for (i = 0; i < qps; i++) {
+		err = start(&traffic->ends[2 * i + 1], false);
+		if (err)
+			return err;
+	}
+	*started = ktime_get();
+	for (i = 0; i < qps; i++) {
+		err = start(&traffic->ends[2 * i], true);
+		if (err)
+			return err;
+	}
+	while (!READ_ONCE(run->stop) &&
+	       !wait_for_completion_timeout(&traffic->over, msecs_to_jiffies(GLANCE_MS))) {
+		now = SUM(completed);
+		idle = now == before ? idle + 1 : 0;
+		before = now;
+		if (idle == GLANCES) {
+			pr_err("%s: ctx=%s: no completion for %u ms\n", dev_name(&run->dev->dev),
+			       names[traffic->ctx], GLANCES * GLANCE_MS);
+			return -ETIMEDOUT;
+		}
+	}
+	return 0;
+}
+
+static void report(struct run *run, struct traffic *traffic, int err, u64 nanos)
+{
+	u64 wanted = (u64)qps * ops, posted = SUM(posted), completed = SUM(completed);
+	bool pass = !err && posted == completed && !SUM(corrupt) && !SUM(wrong_ctx) &&
+		    SUM(sent) == wanted && SUM(received) == wanted && !SUM(flushed) && !SUM(failed);
+
+	pr_info("%s: ctx=%s leases=%u qps=%u depth=%u size=%u ops=%llu lost=%lld corrupt=%llu flushed=%llu wrong_ctx=%llu ops_per_s=%llu lat_p50_ns=%llu lat_p99_ns=%llu status=%s\n",
+		dev_name(&run->dev->dev), names[traffic->ctx], 2 * qps, qps, depth, size, SUM(sent),
+		posted - completed, SUM(corrupt), SUM(flushed), SUM(wrong_ctx),
+		div64_u64(SUM(sent) * 1000000, max(nanos / 1000, 1ULL)),
+		percentile(traffic->latency, 50), percentile(traffic->latency, 99),
+		pass ? "pass" : "fail");
+}
+
+static int run_context(struct run *run, enum ib_poll_context ctx)
+{
+	struct traffic *traffic = kzalloc_obj(*traffic);
+	struct ib_pd *pd = ib_alloc_pd(run->dev, 0);
+	ktime_t started = 0, nanos;
+	int err = -ENOMEM;
+	u32 i;
+
+	if (!traffic || IS_ERR(pd))
+		goto free;
+	traffic->dev = run->dev;
+	traffic->ctx = ctx;
+	atomic_set(&traffic->unfinished, 2 * qps);
+	init_completion(&traffic->over);
+	traffic->latency = kvcalloc(BUCKETS, sizeof(*traffic->latency), GFP_KERNEL);
+	traffic->ends = kvcalloc(2 * qps, sizeof(*traffic->ends), GFP_KERNEL);
+	if (!traffic->latency || !traffic->ends)
+		goto free;
+	for (i = 0; i < 2 * qps; i++)
+		traffic->ends[i].traffic = traffic;
+
+	err = drive(run, traffic, pd, &started);
+	nanos = started ? ktime_get() - started : 0;
+	if (err)
+		pr_err("%s: ctx=%s: error %d\n", dev_name(&run->dev->dev), names[ctx], err);
+	/* All end before the first is waited for: they flush side by side. */
+	for (i = 0; i < 2 * qps; i++)
+		if (traffic->ends[i].open)
+			twin_qp_end(&traffic->ends[i].qp);
+	for (i = 0; i < 2 * qps; i++)
+		if (traffic->ends[i].open)
+			twin_qp_close(&traffic->ends[i].qp);
+	report(run, traffic, err, nanos);
+	for (i = 0; i < 2 * qps; i++)
+		end_free(&traffic->ends[i]);
+
+free:
+	if (traffic) {
+		kvfree(traffic->ends);
+		kvfree(traffic->latency);
+	}
+	kfree(traffic);
+	if (!IS_ERR(pd))
+		ib_dealloc_pd(pd);
+	return err;
+}
+
+static void run_all(struct work_struct *work)
+{
+	struct run *run = container_of(work, struct run, work);
+	int ctx, done = 0, err = 0;
+
+	for (ctx = IB_POLL_SOFTIRQ; ctx <= IB_POLL_UNBOUND_WORKQUEUE; ctx++) {
+		if (!(contexts & BIT(ctx - IB_POLL_SOFTIRQ)) || READ_ONCE(run->stop))
+			continue;
+		err = err ?: run_context(run, ctx);
+		done++;
+	}
+	pr_info("%s: done contexts=%d err=%d\n", dev_name(&run->dev->dev), done, err);
+}
+
+static struct ib_client twin_client;
+
+static int twin_add(struct ib_device *dev)
+{
+	struct run *run = kzalloc_obj(*run);
+
+	if (!run)
+		return -ENOMEM;
+	run->dev = dev;
+	INIT_WORK(&run->work, run_all);
+	ib_set_client_data(dev, &twin_client, run);
+	queue_work(system_dfl_wq, &run->work);
+	return 0;
+}
+
+static void twin_remove(struct ib_device *dev, void *data)
+{
+	struct run *run = data;
+
+	/* A run ends within a glance. */
+	WRITE_ONCE(run->stop, true);
+	cancel_work_sync(&run->work);
+	kfree(run);
+}
+
+static struct ib_client twin_client = {
+	.name = "bench_twin",
+	.add = twin_add,
+	.remove = twin_remove,
+};
+
+static int __init twin_init(void)
+{
+	if (!qps || qps > 1024 || !depth || depth > 4096 || !ops || size < sizeof(struct id) ||
+	    size > SZ_1M || !contexts || contexts > 7) {
+		pr_err("a parameter is out of range\n");
+		return -EINVAL;
+	}
+	return ib_register_client(&twin_client);
+}
+module_init(twin_init);
+
+static void __exit twin_exit(void)
+{
+	ib_unregister_client(&twin_client);
+}
+module_exit(twin_exit);
+
+MODULE_AUTHOR("The rdma-cq authors");
+MODULE_DESCRIPTION("The exerciser in C, to compare with");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the crate rdma does for a queue pair, as one would write it in C: the twin that it is compared
+ * with. Nothing is left out that the crate checks on the way of a request and of its completion, and
+ * nothing is done that need not be:
+ *
+ * - One atomic word counts what is in flight. It bounds what is posted, and teardown waits for it.
+ * - A handler may post in the place of the request that it was called for.
+ * - A driver that fails a post without saying of which request leaves that one in doubt.
+ * - After a failure nothing is posted any more.
+ * - Trace events for posts and completions, DMA syncs.
+ *
+ * A request belongs to one queue pair and is of one kind for good, so what says so is written once.
+ */
+#ifndef _RDMA_BENCH_TWIN_H
+#define _RDMA_BENCH_TWIN_H
+
+#include <linux/atomic.h>
+#include <linux/completion.h>
+#include <linux/ktime.h>
+#include <linux/slab.h>
+#include <rdma/ib_cache.h>
+#include <rdma/ib_verbs.h>
+#include <trace/rdma_cq.h>
+
+#define TWIN_BITS	20
+#define TWIN_SEND	1LL
+#define TWIN_RECV	(1LL << TWIN_BITS)
+#define TWIN_HANDLER	(1LL << (2 * TWIN_BITS))
+#define TWIN_CLOSING	(1LL << 62)
+
+#define TWIN_MASK	((1 << TWIN_BITS) - 1)
+
+struct twin_qp {
+	struct ib_qp *qp;
+	struct ib_device *dev;
+	u32 num;
+	u32 lkey;
+	atomic64_t state;
+	u32 send_limit;
+	u32 recv_limit;
+	bool failed;
+	atomic_t doubtful;
+	struct completion drained;
+
+	/* If it has a lease: of this queue, of so many entries. */
+	struct ib_cq *cq;
+	u32 leased;
+	u32 send_depth;
+	u32 recv_depth;
+	u32 port;
+};
+
+struct twin_req {
+	struct ib_cqe cqe;
+	struct twin_qp *qp;
+	u64 addr;
+	u32 len;
+	u32 size;
+	void *data;
+	/* What the owner keeps with it. */
+	u32 slot;
+	u64 round;
+	ktime_t posted_at;
+};
+
+/* Of the request that a handler was called for: its place is free until another has it. */
+struct twin_place {
+	bool taken;
+};
+
+static __cold __maybe_unused void twin_fail(struct twin_qp *qp)
+{
+	WRITE_ONCE(qp->failed, true);
+	smp_store_release(&qp->send_limit, 0);
+	smp_store_release(&qp->recv_limit, 0);
+}
+
+static __cold __maybe_unused int twin_refusal(struct twin_qp *qp, bool recv)
+{
+	bool closed = !recv && !smp_load_acquire(&qp->send_limit);
+
+	if (atomic64_read(&qp->state) & TWIN_CLOSING || READ_ONCE(qp->failed))
+		return -ESHUTDOWN;
+	return closed && qp->send_depth ? -ENOTCONN : -ENOMEM;
+}
+
+static inline void twin_count_out(struct twin_qp *qp, s64 unit)
+{
+	if (unlikely(atomic64_fetch_sub_release(unit, &qp->state) == (TWIN_CLOSING | unit)))
+		complete_all(&qp->drained);
+}
+
+/* The request is ours again, or nobody knows whose. */
+static __cold __maybe_unused int twin_not_posted(struct twin_qp *qp, struct twin_req *req, int err,
+						 bool named, s64 unit)
+{
+	if (!named) {
+		atomic_inc(&qp->doubtful);
+		twin_fail(qp);
+		return err;
+	}
+	ib_dma_sync_single_for_cpu(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	twin_count_out(qp, unit);
+	return err;
+}
+
+/* Gives a request that is counted, as `unit`, to the device. */
+static __always_inline int twin_send(struct twin_qp *qp, struct twin_req *req, s64 unit)
+{
+	struct ib_sge sge = { .addr = req->addr, .length = req->len, .lkey = qp->lkey };
+	struct ib_send_wr wr = {
+		.wr_cqe = &req->cqe,
+		.sg_list = &sge,
+		.num_sge = !!req->len,
+		.opcode = IB_WR_SEND,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	const struct ib_send_wr *bad = NULL;
+	int err;
+
+	ib_dma_sync_single_for_device(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	trace_rdma_cq_post(qp->dev, qp->num, false, req->len);
+	err = ib_post_send(qp->qp, &wr, &bad);
+	if (unlikely(err))
+		return twin_not_posted(qp, req, err, bad, unit);
+	return 0;
+}
+
+static __always_inline int twin_recv(struct twin_qp *qp, struct twin_req *req, s64 unit)
+{
+	struct ib_sge sge = { .addr = req->addr, .length = req->len, .lkey = qp->lkey };
+	struct ib_recv_wr wr = {
+		.wr_cqe = &req->cqe,
+		.sg_list = &sge,
+		.num_sge = !!req->len,
+	};
+	const struct ib_recv_wr *bad = NULL;
+	int err;
+
+	ib_dma_sync_single_for_device(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	trace_rdma_cq_post(qp->dev, qp->num, true, req->len);
+	err = ib_post_recv(qp->qp, &wr, &bad);
+	if (unlikely(err))
+		return twin_not_posted(qp, req, err, bad, unit);
+	return 0;
+}
+
+static __always_inline int twin_post_send(struct twin_qp *qp, struct twin_req *req)
+{
+	s64 before = atomic64_fetch_add_relaxed(TWIN_SEND, &qp->state);
+
+	if (unlikely((before & TWIN_MASK) >= READ_ONCE(qp->send_limit))) {
+		twin_count_out(qp, TWIN_SEND);
+		return twin_refusal(qp, false);
+	}
+	return twin_send(qp, req, TWIN_SEND);
+}
+
+static __always_inline int twin_post_recv(struct twin_qp *qp, struct twin_req *req)
+{
+	s64 before = atomic64_fetch_add_relaxed(TWIN_RECV, &qp->state);
+
+	if (unlikely((before >> TWIN_BITS & TWIN_MASK) >= READ_ONCE(qp->recv_limit))) {
+		twin_count_out(qp, TWIN_RECV);
+		return twin_refusal(qp, true);
+	}
+	return twin_recv(qp, req, TWIN_RECV);
+}
+
+/* As the above, in the place of the request that the calling handler was called for. */
+static __always_inline int twin_repost_send(struct twin_qp *qp, struct twin_req *req,
+					    struct twin_place *place)
+{
+	int err;
+
+	if (place->taken)
+		return twin_post_send(qp, req);
+	if (unlikely(!READ_ONCE(qp->send_limit)))
+		return twin_refusal(qp, false);
+	atomic64_add(TWIN_HANDLER, &qp->state);
+	err = twin_send(qp, req, TWIN_HANDLER);
+	place->taken = !err;
+	return err;
+}
+
+static __always_inline int twin_repost_recv(struct twin_qp *qp, struct twin_req *req,
+					    struct twin_place *place)
+{
+	int err;
+
+	if (place->taken)
+		return twin_post_recv(qp, req);
+	if (unlikely(!READ_ONCE(qp->recv_limit)))
+		return twin_refusal(qp, true);
+	atomic64_add(TWIN_HANDLER, &qp->state);
+	err = twin_recv(qp, req, TWIN_HANDLER);
+	place->taken = !err;
+	return err;
+}
+
+/* What comes before and after whatever a handler does. */
+static __always_inline struct twin_req *twin_complete(struct ib_wc *wc, bool recv)
+{
+	struct twin_req *req = container_of(wc->wr_cqe, struct twin_req, cqe);
+	struct twin_qp *qp = req->qp;
+
+	trace_rdma_cq_complete(qp->dev, qp->num, recv, wc->status);
+	ib_dma_sync_single_for_cpu(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	if (unlikely(wc->status != IB_WC_SUCCESS))
+		twin_fail(qp);
+	return req;
+}
+
+static __always_inline void twin_handled(struct twin_qp *qp, const struct twin_place *place, s64 unit)
+{
+	twin_count_out(qp, place->taken ? TWIN_HANDLER : unit);
+}
+
+struct twin_req *twin_req_new(struct twin_qp *qp, u32 size, void (*done)(struct ib_cq *, struct ib_wc *));
+void twin_req_free(struct twin_qp *qp, struct twin_req *req);
+int twin_qp_init(struct twin_qp *qp, struct ib_pd *pd, u32 port, enum ib_poll_context ctx,
+		 int vector, u32 send_depth, u32 recv_depth);
+int twin_qp_init_on(struct twin_qp *qp, struct ib_pd *pd, struct ib_cq *cq, u32 port, u32 send_depth,
+		    u32 recv_depth);
+int twin_qp_connect(struct twin_qp *qp, const struct twin_qp *peer, u8 gid_index);
+void twin_qp_end(struct twin_qp *qp);
+void twin_qp_close(struct twin_qp *qp);
+
+#endif
