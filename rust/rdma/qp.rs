@@ -79,6 +79,9 @@ use chain::Raw;
 /// Completions of one queue pair may be handled on several CPUs at once, and before
 /// [`QueuePair::new`] has returned to its caller. A handler that isn't implemented drops the request.
 ///
+/// Of a direct queue they run where its owner asks for them, and in process context when the queue pair
+/// is taken down.
+///
 /// What handlers share has to bear that:
 ///
 /// ```compile_fail,E0277
@@ -781,7 +784,7 @@ pub struct Endpoint {
     mac: [u8; 6],
 }
 
-/// A reliable connected queue pair, with all its completions in one leased queue.
+/// A reliable connected queue pair, with all its completions in one queue.
 ///
 /// Dropping it never waits. The requests in flight come back to the handler, which is dropped with
 /// the queue pair when the last one has; this happens before the window of the client ends. It can't
@@ -1140,7 +1143,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     }
 
     /// Takes the queue pair down, and waits until all requests came back, their handlers have
-    /// returned, the lease is given back and the handler is dropped. Sleeps.
+    /// returned, the entries of the queue are given back and the handler is dropped. Sleeps.
     ///
     /// Not for handlers, which have no [`MayWait`]:
     ///

@@ -18,13 +18,15 @@
 //! 1. A [`request::WorkRequest`] owns a [`buffer::DmaBuffer`]. [`qp::QueuePair::post_send`] or
 //!    [`qp::QueuePair::post_recv`] takes it.
 //! 2. While it is in flight nobody holds it: the device may read and write the buffer.
-//! 3. The RDMA core polls the completion queue in the context that the type of the queue names, see
-//!    [`context::PollContext`], and calls straight back into the request.
+//! 3. The RDMA core polls the completion queue, leased ([`pool::PooledCq`]) or one's own
+//!    ([`cq::CompletionQueue`]), in the context that the type of the queue names, see
+//!    [`context::PollContext`], and calls straight back into the request. A direct queue is polled by its
+//!    owner, who may also take the completions off it without any handler, see [`poll`].
 //! 4. [`qp::Handler::sent`] or [`qp::Handler::received`] gets the request back, by value, with the
 //!    [`completion::Completion`]. It may look at the data, post the request again, or drop it.
 //!
 //! Every request that was posted comes back exactly once, whatever happens to the connection, the
-//! queue pair or the device.
+//! queue pair or the device; also if the device forgets it.
 //!
 //! What could go wrong, and why it doesn't, is in [`hazards`]. What other interfaces to completion
 //! queues have, and where it is here, is in [`api`].

@@ -359,6 +359,8 @@ impl Register {
         })
     }
 
+    /// Not the lock class of a `ScopedWork`: the finisher waits for those, and lockdep would take that for
+    /// waiting for itself.
     fn new_work(
         run: unsafe extern "C" fn(*mut kernel::bindings::work_struct),
     ) -> impl PinInit<Opaque<kernel::bindings::work_struct>> {
