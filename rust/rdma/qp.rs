@@ -1166,10 +1166,10 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
 
 /// Code of `min_rnr_timer`: 0.01 ms, the shortest.
 const MIN_RNR_TIMER: u8 = 1;
-/// Code of `timeout`: 4.096 us * 2^14 = 67 ms.
-const ACK_TIMEOUT: u8 = 14;
-/// How often a packet is sent again: as often as the field can say.
-const RETRIES: u8 = 7;
+/// Code of `timeout`: 4.096 us * 2^18 = 1.1 s.
+const ACK_TIMEOUT: u8 = 18;
+/// How often a packet is sent again: as often as the field can say, less one, since rxe takes 7 for any number.
+const RETRIES: u8 = 6;
 /// How often the receiver may be found not ready: 7 stands for any number of times.
 const RNR_RETRIES: u8 = 7;
 /// Of RoCE packets: as many as an IP router would use.
