@@ -81,6 +81,8 @@ use crate::{
 const GLANCE_MS: u32 = 1_000;
 /// After how many glances without a completion between them a run has stalled.
 const GLANCES: u32 = 30;
+/// The same once a request has failed, which on some devices is all that is heard of an error.
+const GLANCES_AFTER_FAILURE: u32 = 5;
 
 /// How often senders are looked at that wait for receives.
 const PUMP_MS: u32 = 5;
@@ -261,6 +263,9 @@ impl<'bound> Run<'bound> {
         trace::run_start::<C>(self.dev, config.total_ops());
         let result = self.drive(&mut parts, path, may_wait);
         parts.elapsed_ns = parts.started.map_or(0, |start| start.elapsed().as_nanos());
+        if let Some(traffic) = &parts.traffic {
+            traffic.stop();
+        }
         // Whatever happened, all that was posted has to come back before it is counted.
         parts.close(self.dev, may_wait);
         trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
@@ -332,12 +337,17 @@ impl<'bound> Run<'bound> {
             let completed = parts.sum(|stats| &stats.completed);
             idle = if completed == before { idle + 1 } else { 0 };
             before = completed;
-            if idle == GLANCES {
+            let patience = if traffic.has_failed() {
+                GLANCES_AFTER_FAILURE
+            } else {
+                GLANCES
+            };
+            if idle >= patience {
                 pr_err!(
                     "{}: ctx={}: no completion for {} ms\n",
                     self.dev.name(),
                     C::NAME,
-                    GLANCES * GLANCE_MS
+                    idle * GLANCE_MS
                 );
                 return Err(ETIMEDOUT);
             }

@@ -185,6 +185,17 @@ impl Traffic {
 
     /// A request failed: on a reliable connection that is the end of it.
     fn failed(&self, pair: u32, what: &str, failure: &Failure) {
+        self.name_failure(pair, what, failure);
+        self.over.open();
+    }
+
+    /// Whether a request has failed, or the traffic was stopped.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures_logged.load(Relaxed)
+    }
+
+    /// Says how a request failed, if it is the first.
+    fn name_failure(&self, pair: u32, what: &str, failure: &Failure) {
         // The first is the cause, and the rest would fill the log.
         if !self.failures_logged.xchg(true, kernel::sync::atomic::Full) {
             pr_err!(
@@ -195,7 +206,6 @@ impl Traffic {
                 failure
             );
         }
-        self.over.open();
     }
 }
 
@@ -417,6 +427,9 @@ impl<'bound, C: Promise> End<'bound, C> {
             Ok(success) => Some(success.byte_len()),
             Err(failure) if failure.is_flush() => {
                 self.stats.flushed.add_one();
+                // In mid-run this is all that some devices say of an error. The run isn't ended: the
+                // device may be going.
+                self.traffic.name_failure(self.pair, what, &failure);
                 None
             }
             Err(failure) => {
