@@ -11,6 +11,8 @@ help:
 	@echo '     PARAMS="qps=64 ..."  with these parameters of the module'
 	@echo '     TRACE=1              with the trace events of the RDMA core and of the module'
 	@echo 'make test                 run every test (TESTS="name ..." some, JOBS=n so many at once)'
+	@echo 'make soak                 what happens to real machines, a thousand times; takes an hour (NAMES="name ..." some,'
+	@echo '                          SCALE=percent so much of it, SEED=n the same again)'
 	@echo 'make bench                measure the Rust layer beside C (PARTS="insns ..." only these)'
 	@echo 'make modules KDIR=DIR     only build the module, for your own kernel: a configured build tree'
 	@echo 'make fmt                  format the Rust sources'
@@ -19,12 +21,15 @@ help:
 	@echo 'make clean                remove what was built in this checkout'
 	@echo 'make distclean            and the caches: toolroot, kernels'
 
-.PHONY: run test bench fmt lint doc
+.PHONY: run test soak bench fmt lint doc
 run:
 	@scripts/run $(run-args)
 
 test:
 	@scripts/test $(TESTS)
+
+soak:
+	@scripts/soak $(if $(SCALE),--scale $(SCALE)) $(NAMES)
 
 bench:
 	@scripts/bench $(PARTS)
