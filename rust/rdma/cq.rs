@@ -23,6 +23,7 @@ use kernel::{
         },
         Arc, //
     },
+    task::Task,
     time::{
         delay::fsleep,
         Delta,
@@ -109,6 +110,8 @@ pub(crate) struct Cq<C> {
     min_capacity: u32,
     claimed: Atomic<u32>,
     polled: Atomic<bool>,
+    /// The task that has what it took off a direct queue by hand, if any.
+    poller: Atomic<usize>,
     _context: PhantomData<C>,
 }
 
@@ -212,6 +215,7 @@ impl<'bound, C: PollContext> CompletionQueue<'bound, C> {
                 min_capacity,
                 claimed: Atomic::new(0),
                 polled: Atomic::new(false),
+                poller: Atomic::new(0),
                 _context: PhantomData,
             },
             GFP_KERNEL,
@@ -451,6 +455,12 @@ impl<C: PollContext> Claim<'_, C> {
         }
     }
 
+    /// Whether the caller has completions that it took off the queue by hand.
+    pub(crate) fn is_polled_by_caller(&self) -> bool {
+        self.direct()
+            .is_some_and(|cq| cq.poller.load(Relaxed) == current_task())
+    }
+
     /// Waits for the latch to open, which a handler does, for `limit` milliseconds at most. Says whether
     /// it is open. Sleeps.
     ///
@@ -564,6 +574,19 @@ impl<C> Turn<'_, C> {
         };
         u32::try_from(number).unwrap_or(0)
     }
+}
+
+impl<C> Turn<'_, C> {
+    /// Notes that the caller takes completions by hand, or no longer does.
+    pub(crate) fn by_hand(&self, begins: bool) {
+        let poller = if begins { current_task() } else { 0 };
+        self.0.poller.store(poller, Relaxed);
+    }
+}
+
+/// What the current task can be told from others by.
+fn current_task() -> usize {
+    Task::current_raw().addr()
 }
 
 impl<C> Drop for Turn<'_, C> {

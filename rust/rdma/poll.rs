@@ -129,6 +129,9 @@ impl<'bound> CompletionQueue<'bound, Direct> {
             _ => 0,
         };
         let polled = usize::try_from(polled).map_err(|_| Error::from_errno(polled))?;
+        if let (Some(turn), 1..) = (&turn, polled) {
+            turn.by_hand(true);
+        }
         // INVARIANT: So many were just written, and nobody else takes completions off the queue.
         Ok(PolledCompletions {
             slots: slots.get(..polled).unwrap_or(&[]),
@@ -180,7 +183,9 @@ impl Drop for PolledCompletions<'_, '_> {
             drop(completion);
         }
         // The turn ends after that.
-        drop(self.turn.take());
+        if let Some(turn) = self.turn.take() {
+            turn.by_hand(false);
+        }
     }
 }
 

@@ -1156,9 +1156,23 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` where sleeping is not possible. The queue pair is dropped then.
+    /// `EDEADLK` where sleeping is not possible, and if the caller has completions that it polled from the
+    /// queue pair's own queue: its requests may be among them. The queue pair is dropped then.
     pub fn close(self, may_wait: MayWait<'_>) -> Result {
         may_wait.may_sleep().check("QueuePair::close")?;
+        // SAFETY: Taken by `destroy` only, which nobody calls as long as there is a handle.
+        let stands_on = unsafe { &*self.0.stands_on.get() };
+        if stands_on
+            .as_ref()
+            .is_some_and(|on| on.cq.is_polled_by_caller())
+        {
+            log_refusal!(
+                "{}: qp={}: closed by who has completions polled from its queue: refused\n",
+                self.0.device.name(),
+                self.num()
+            );
+            return Err(EDEADLK);
+        }
         self.0.take_down();
         Ok(())
     }

@@ -703,6 +703,28 @@ mod tests {
     }
 
     #[test]
+    fn who_has_polled_completions_cannot_wait_for_the_rest() -> Result {
+        with_device(Setup::new(), |t| {
+            let (cq, qp) = eight_sends(t, 5, drop_it)?;
+            let mut slots = [const { PollSlot::new() }; 2];
+            let polled = cq.poll(&mut slots)?;
+            // It would wait for what is polled, too.
+            check_eq!(qp.close(t.may_wait), Err(EDEADLK));
+            a_while();
+            check_eq!(t.log().handlers_dropped.get(), 0);
+            drop(polled);
+            check!(eventually(|| t.log().handlers_dropped.get() == 1));
+            for tag in 0..8 {
+                check_eq!((tag, t.log().returned(tag)), (tag, 1));
+            }
+            // Who has none can.
+            let (_cq, qp) = eight_sends(t, 5, drop_it)?;
+            check_eq!(qp.close(t.may_wait), Ok(()));
+            Ok(())
+        })
+    }
+
+    #[test]
     fn polling_may_be_done_anywhere() -> Result {
         with_device(Setup::new(), |t| {
             let (cq, qp) = eight_sends(t, 0, drop_it)?;
@@ -771,9 +793,9 @@ mod tests {
             let mut slots = [const { PollSlot::new() }; 2];
             core::mem::forget(cq.poll(&mut slots)?);
             // Somebody polls, and will for ever: nobody else can.
-            qp.close(t.may_wait)?;
+            check_eq!(qp.close(t.may_wait), Err(EDEADLK));
+            check!(eventually(|| t.count(Count::LiveQp) == 0));
             check_eq!(t.log().completed(), 0);
-            check_eq!(t.count(Count::LiveQp), 0);
             Ok(())
         })
     }
