@@ -10,6 +10,7 @@ use core::{
         UnsafeCell, //
     },
     marker::PhantomData,
+    mem::MaybeUninit,
     ptr::NonNull, //
 };
 use kernel::{
@@ -482,20 +483,16 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         unit: u64,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        let mut sge = bindings::ib_sge::default();
-        let inner = self.prepare(side, request, &mut sge);
+        let mut sge = MaybeUninit::uninit();
+        let (inner, sge) = self.prepare(side, request, &mut sge);
         // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
         // buffer stay where they are until it comes back. The rest is copied by the call.
         let (ret, untouched) = unsafe {
             let wr_cqe = &raw mut (*inner.as_ptr()).header.cqe;
             let num_sge = c_int::from(sge.length != 0);
             match side {
-                Side::Send => {
-                    post_one::<bindings::ib_send_wr>(&self.raw, wr_cqe, &mut sge, num_sge)
-                }
-                Side::Recv => {
-                    post_one::<bindings::ib_recv_wr>(&self.raw, wr_cqe, &mut sge, num_sge)
-                }
+                Side::Send => post_one::<bindings::ib_send_wr>(&self.raw, wr_cqe, sge, num_sge),
+                Side::Recv => post_one::<bindings::ib_recv_wr>(&self.raw, wr_cqe, sge, num_sge),
             }
         };
         if ret == 0 {
@@ -504,18 +501,20 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         Err(self.not_posted(ret, unit, untouched.then_some(inner)))
     }
 
-    /// Makes a request what is in flight, and says in `sge` where its bytes are.
+    /// Makes a request what is in flight, and says where its bytes are.
     #[inline(always)]
-    fn prepare(
+    fn prepare<'a>(
         &self,
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
-        sge: &mut bindings::ib_sge,
-    ) -> NonNull<Inner<'bound, H::Tag>> {
+        sge: &'a mut MaybeUninit<bindings::ib_sge>,
+    ) -> (NonNull<Inner<'bound, H::Tag>>, &'a mut bindings::ib_sge) {
         request.buffer().sync_for_device();
-        sge.addr = request.buffer().dma_addr();
-        sge.length = request.len();
-        sge.lkey = self.lkey;
+        let sge = sge.write(bindings::ib_sge {
+            addr: request.buffer().dma_addr(),
+            length: request.len(),
+            lkey: self.lkey,
+        });
         // SAFETY: The device is valid.
         unsafe {
             trace::post(|| {
@@ -536,7 +535,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 },
             )
         };
-        inner
+        (inner, sge)
     }
 
     /// Gives a request back that was counted, but for which there is no room.

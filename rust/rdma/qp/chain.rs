@@ -4,7 +4,10 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_send_wr.next`)
 
-use core::ptr::NonNull;
+use core::{
+    mem::MaybeUninit,
+    ptr::NonNull, //
+};
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
@@ -48,18 +51,26 @@ const MAX: usize = 16;
 ///     qp.post_sends(&mut chain)
 /// }
 /// ```
+///
+/// # Invariants
+///
+/// The first `len` slots are filled, each with what a request was turned into.
 pub struct Chain<'bound, T, const N: usize> {
-    /// The first `len` are there.
-    requests: [Option<WorkRequest<'bound, T>>; N],
+    slots: [MaybeUninit<NonNull<Inner<'bound, T>>>; N],
     len: usize,
 }
+
+// SAFETY: It owns requests.
+unsafe impl<T: Send, const N: usize> Send for Chain<'_, T, N> {}
+// SAFETY: A shared reference only leads to how many there are.
+unsafe impl<T, const N: usize> Sync for Chain<'_, T, N> {}
 
 impl<'bound, T, const N: usize> Chain<'bound, T, N> {
     /// Makes an empty chain.
     pub fn new() -> Self {
         const { assert!(N > 0 && N <= MAX) }
         Self {
-            requests: [const { None }; N],
+            slots: [const { MaybeUninit::uninit() }; N],
             len: 0,
         }
     }
@@ -71,21 +82,22 @@ impl<'bound, T, const N: usize> Chain<'bound, T, N> {
     /// The request, if there is no room for it.
     #[inline]
     pub fn push(&mut self, request: WorkRequest<'bound, T>) -> Result<(), WorkRequest<'bound, T>> {
-        match self.requests.get_mut(self.len) {
-            Some(slot) => {
-                *slot = Some(request);
-                self.len += 1;
-                Ok(())
-            }
-            None => Err(request),
-        }
+        let Some(slot) = self.slots.get_mut(self.len) else {
+            return Err(request);
+        };
+        // INVARIANT: Filled here.
+        slot.write(request.into_raw());
+        self.len = self.len.wrapping_add(1);
+        Ok(())
     }
 
     /// Takes the last request off the chain.
     #[inline]
     pub fn pop(&mut self) -> Option<WorkRequest<'bound, T>> {
         self.len = self.len.checked_sub(1)?;
-        self.requests.get_mut(self.len)?.take()
+        let slot = self.slots.get(self.len)?;
+        // SAFETY: By the type invariant it was filled, and it counts no more.
+        Some(unsafe { WorkRequest::from_raw(slot.assume_init_read()) })
     }
 
     /// How many requests there are.
@@ -107,6 +119,14 @@ impl<'bound, T, const N: usize> Chain<'bound, T, N> {
     }
 }
 
+impl<T, const N: usize> Drop for Chain<'_, T, N> {
+    fn drop(&mut self) {
+        while let Some(request) = self.pop() {
+            drop(request);
+        }
+    }
+}
+
 impl<T, const N: usize> Default for Chain<'_, T, N> {
     fn default() -> Self {
         Self::new()
@@ -124,6 +144,15 @@ pub(super) trait Raw: Sized {
         num_sge: c_int,
         next: *mut Self,
     ) -> Self;
+
+    /// Has it be the last.
+    fn end(&mut self);
+
+    /// The one that it is linked to.
+    fn next(&self) -> *const Self;
+
+    /// The start of the request.
+    fn wr_cqe(&self) -> *mut bindings::ib_cqe;
 
     /// # Safety
     ///
@@ -152,6 +181,20 @@ impl Raw for bindings::ib_send_wr {
     }
 
     #[inline(always)]
+    fn end(&mut self) {
+        self.next = core::ptr::null_mut();
+    }
+
+    fn next(&self) -> *const Self {
+        self.next
+    }
+
+    fn wr_cqe(&self) -> *mut bindings::ib_cqe {
+        // SAFETY: The member of the union that is set by `new`.
+        unsafe { self.__bindgen_anon_1.wr_cqe }
+    }
+
+    #[inline(always)]
     unsafe fn post(qp: *mut bindings::ib_qp, first: *const Self, bad: *mut *const Self) -> c_int {
         // SAFETY: By the function's requirements. A device without this function is none that clients are
         // told of, see `ib_device_check_mandatory()`.
@@ -176,6 +219,20 @@ impl Raw for bindings::ib_recv_wr {
             sg_list: sge,
             num_sge,
         }
+    }
+
+    #[inline(always)]
+    fn end(&mut self) {
+        self.next = core::ptr::null_mut();
+    }
+
+    fn next(&self) -> *const Self {
+        self.next
+    }
+
+    fn wr_cqe(&self) -> *mut bindings::ib_cqe {
+        // SAFETY: The member of the union that is set by `new`.
+        unsafe { self.__bindgen_anon_1.wr_cqe }
     }
 
     #[inline(always)]
@@ -210,56 +267,74 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         }
 
         // What the driver gets: linked from the first to the last, each with its own scatter list.
-        let mut entries = [bindings::ib_sge::default(); N];
-        let mut inners = [const { None }; N];
-        for ((slot, entry), inner) in chain.requests.iter_mut().zip(&mut entries).zip(&mut inners) {
-            let Some(request) = slot.take() else { break };
-            *inner = Some(self.prepare(side, request, entry));
-        }
-        chain.len = 0;
-        let mut raws: [Option<R>; N] = [const { None }; N];
-        let mut next = core::ptr::null_mut();
-        for ((raw, entry), inner) in raws.iter_mut().zip(&mut entries).zip(&inners).rev() {
-            let Some(inner) = inner else { continue };
-            // SAFETY: The request is ours until it is posted; the entry goes with it.
-            next = unsafe {
+        let mut entries = [const { MaybeUninit::<bindings::ib_sge>::uninit() }; N];
+        // SAFETY: An array of what may be uninitialized may be so itself. Written as a list of these, it
+        // would be zeroed first.
+        let mut raws: [MaybeUninit<R>; N] = unsafe { MaybeUninit::uninit().assume_init() };
+        let first = raws.as_mut_ptr().cast::<R>();
+        let mut last = first;
+        // From here on they are nobody's but the device's.
+        let slots = chain.slots.iter().take(core::mem::take(&mut chain.len));
+        for ((slot, entry), raw) in slots.zip(&mut entries).zip(&mut raws) {
+            // SAFETY: By the type invariant it was filled, and it counts no more.
+            let request = unsafe { WorkRequest::from_raw(slot.assume_init_read()) };
+            let (inner, entry) = self.prepare(side, request, entry);
+            last = raw.as_mut_ptr();
+            // SAFETY: The request is ours until it is posted, and the entry goes with it. What comes after
+            // the last is linked to no more, see below.
+            unsafe {
                 let wr_cqe = &raw mut (*inner.as_ptr()).header.cqe;
                 let num_sge = c_int::from(entry.length != 0);
-                raw.insert(R::new(wr_cqe, entry, num_sge, next))
-            };
+                raw.write(R::new(wr_cqe, entry, num_sge, last.wrapping_add(1)));
+            }
         }
 
         let mut bad: *const R = core::ptr::null();
-        // SAFETY: The queue pair is valid. The requests, which the completions are found by, and their
-        // buffers stay where they are until they come back. The rest is copied by the call.
-        let ret = unsafe { R::post(self.raw.as_raw(), next, &mut bad) };
+        // SAFETY: There is at least one, so the last was written. The queue pair is valid. The requests,
+        // which the completions are found by, and their buffers stay where they are until they come back.
+        // The rest is copied by the call.
+        let ret = unsafe {
+            (*last).end();
+            R::post(self.raw.as_raw(), first, &mut bad)
+        };
         if ret == 0 {
             return Ok(());
         }
-        let taken = raws
-            .iter()
-            .position(|raw| raw.as_ref().is_some_and(|raw| core::ptr::eq(raw, bad)));
-        self.chain_not_posted(side, taken, inners, chain);
+        // One that isn't ours says nothing.
+        let ours = (0..len).any(|i| core::ptr::eq(first.wrapping_add(i), bad));
+        let bad = if ours { bad } else { core::ptr::null() };
+        // SAFETY: It is one of those that were linked above, or null.
+        unsafe { self.chain_not_posted(side, bad, chain) };
         Err(Error::from_errno(ret))
     }
 
     /// What to make of a driver's error. From the one that it names on, the requests are ours again. If it
     /// names none, nobody knows which it has, so all stay counted.
+    ///
+    /// # Safety
+    ///
+    /// `bad` is null, or one of those that `post_chain` has linked, with the chain's requests in them.
     #[cold]
-    fn chain_not_posted<const N: usize>(
+    unsafe fn chain_not_posted<R: Raw, const N: usize>(
         &self,
         side: Side,
-        taken: Option<usize>,
-        inners: [Option<NonNull<Inner<'bound, H::Tag>>>; N],
+        mut bad: *const R,
         chain: &mut Chain<'bound, H::Tag, N>,
     ) {
-        let Some(taken) = taken else {
+        if bad.is_null() {
             self.doubt();
             return;
-        };
-        for inner in inners.into_iter().skip(taken).flatten() {
-            // SAFETY: The driver says that it didn't take the request.
-            let _ = chain.push(unsafe { self.not_taken(inner) });
+        }
+        // SAFETY: By the function's requirements; the last has no successor.
+        while let Some(raw) = unsafe { bad.as_ref() } {
+            // SAFETY: The driver says that it didn't take the request, whose start this is.
+            let request = unsafe {
+                let inner = raw.wr_cqe().cast::<Inner<'bound, H::Tag>>();
+                self.not_taken(NonNull::new_unchecked(inner))
+            };
+            // There was room for it before.
+            let _ = chain.push(request);
+            bad = raw.next();
         }
         self.count_out(state::unit(side) * chain.len as u64);
     }
