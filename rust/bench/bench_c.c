@@ -172,6 +172,27 @@ static int post_sends(struct twin_qp *qp)
 	return err;
 }
 
+/* As many of the requests as a chain takes, from the last. */
+static noinline int post_chain(struct twin_qp *qp, struct twin_req **reqs, u32 *number)
+{
+	struct twin_chain chain;
+
+	chain.len = 0;
+	while (*number && twin_chain_add(&chain, qp, reqs[*number - 1]))
+		--*number;
+	return twin_post_chain(qp, &chain);
+}
+
+static int post_chains(struct twin_qp *qp)
+{
+	u32 waiting = OPS;
+	int err = 0;
+
+	while (waiting && !err)
+		err = post_chain(qp, sends, &waiting);
+	return err;
+}
+
 static int post_recvs(struct twin_qp *qp)
 {
 	int i, err = 0;
@@ -303,6 +324,16 @@ static int polled(struct ib_pd *pd)
 			bench_sample(WHO, "post_send", BENCH_POST_SEND, OPS, post);
 			bench_sample(WHO, "poll_16", BENCH_POLL, OPS, poll);
 		}
+	}
+	for (round = 0; round < SAMPLES; round++) {
+		bench_begin();
+		err = post_chains(&qp);
+		post = bench_end();
+		bench_raise();
+		err = err ?: poll_all(&direct, &qp, sends, OPS);
+		if (err)
+			return err;
+		bench_sample(WHO, "chain_16", BENCH_CHAIN, OPS, post);
 	}
 	for (round = 0; round <= SAMPLES; round++) {
 		bench_begin();

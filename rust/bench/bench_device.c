@@ -425,6 +425,27 @@ static u64 call_sends(typeof(&bench_post_send) post, struct ib_qp *qp)
 	return bench_end();
 }
 
+static u64 call_chains(typeof(&bench_post_send) post, struct ib_qp *qp)
+{
+	static struct ib_sge sge;
+	static struct ib_send_wr wrs[16];
+	const struct ib_send_wr *bad;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(wrs); i++)
+		wrs[i] = (struct ib_send_wr) {
+			.next = i + 1 < ARRAY_SIZE(wrs) ? &wrs[i + 1] : NULL,
+			.wr_cqe = &nothing_cqe,
+			.sg_list = &sge,
+			.num_sge = 1,
+		};
+	OPTIMIZER_HIDE_VAR(post);
+	bench_begin();
+	for (i = 0; i < OWN_OPS / ARRAY_SIZE(wrs); i++)
+		post(qp, wrs, &bad);
+	return bench_end();
+}
+
 static u64 call_recvs(typeof(&bench_post_recv) post, struct ib_qp *qp)
 {
 	struct ib_sge sge = {};
@@ -511,6 +532,9 @@ static int calibrate(void)
 		done_insns = 0;
 		bench_raise();
 		least(&own_done, done_insns);
+		least(&own[BENCH_CHAIN], call_chains(bench_post_send, &qp->ibqp) -
+						 call_chains(nothing_send, &qp->ibqp));
+		bench_raise();
 		least(&own[BENCH_POST_RECV], call_recvs(bench_post_recv, &qp->ibqp) -
 						     call_recvs(nothing_recv, &qp->ibqp));
 		bench_raise();
@@ -519,9 +543,9 @@ static int calibrate(void)
 	err = calibrate_polls(qp);
 	done_insns = 0;
 	done_ops = 0;
-	pr_info("subtracted, in hundredths: post_send=%llu post_recv=%llu poll=%llu process=%llu done=%llu\n",
-		own[BENCH_POST_SEND], own[BENCH_POST_RECV], own[BENCH_POLL], own[BENCH_PROCESS],
-		own_done);
+	pr_info("subtracted, in hundredths: post_send=%llu post_recv=%llu chain=%llu poll=%llu process=%llu done=%llu\n",
+		own[BENCH_POST_SEND], own[BENCH_POST_RECV], own[BENCH_CHAIN], own[BENCH_POLL],
+		own[BENCH_PROCESS], own_done);
 	return err;
 }
 

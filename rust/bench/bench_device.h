@@ -14,6 +14,8 @@ enum bench_own {
 	/* The device's own function, called as ib_post_send() does. */
 	BENCH_POST_SEND,
 	BENCH_POST_RECV,
+	/* Of a request: a sixteenth of posting a chain of 16. */
+	BENCH_CHAIN,
 	/* Of a completion: a sixteenth of polling 16; and what ib_process_cq_direct() takes without handlers. */
 	BENCH_POLL,
 	BENCH_PROCESS,

@@ -39,6 +39,7 @@ use rdma::{
     poll::PollSlot,
     pool::PooledCq,
     qp::{
+        Chain,
         Depths,
         Handler,
         Poster,
@@ -63,8 +64,9 @@ mod ffi {
     pub(crate) const NOTHING: u32 = 0;
     pub(crate) const POST_SEND: u32 = 1;
     pub(crate) const POST_RECV: u32 = 2;
-    pub(crate) const POLL: u32 = 3;
-    pub(crate) const PROCESS: u32 = 4;
+    pub(crate) const CHAIN: u32 = 3;
+    pub(crate) const POLL: u32 = 4;
+    pub(crate) const PROCESS: u32 = 5;
 
     // All but the last may be called by anybody who may sleep, one at a time: `Bench` is the only one.
     unsafe extern "C" {
@@ -168,6 +170,22 @@ fn post_recv<'bound, H: Handler<'bound>>(
     request: WorkRequest<'bound, H::Tag>,
 ) -> Result {
     Ok(qp.post_recv(request)?)
+}
+
+/// As many of the requests as a chain takes.
+#[inline(never)]
+fn post_chain<'bound, H: Handler<'bound>>(
+    qp: &QueuePair<'bound, H>,
+    requests: &mut KVec<WorkRequest<'bound, H::Tag>>,
+) -> Result {
+    let mut chain = Chain::<_, 16>::new();
+    while !chain.is_full() {
+        let Some(request) = requests.pop() else { break };
+        if chain.push(request).is_err() {
+            return Err(ENOMEM);
+        }
+    }
+    qp.post_sends(&mut chain)
 }
 
 struct Bench;
@@ -321,6 +339,17 @@ fn polled(pd: &ProtectionDomain<'_>, may_wait: MayWait<'_>) -> Result {
             sample(fmt!("post_send"), ffi::POST_SEND, post)?;
             sample(fmt!("poll_16"), ffi::POLL, poll)?;
         }
+    }
+    for _ in 0..SAMPLES {
+        core::mem::swap(&mut requests, &mut waiting);
+        bench_begin();
+        while !waiting.is_empty() {
+            post_chain(&qp, &mut waiting)?;
+        }
+        let post = bench_end();
+        bench_raise();
+        poll_all(&cq, &qp, &mut requests)?;
+        sample(fmt!("chain_16"), ffi::CHAIN, post)?;
     }
     for round in 0..=SAMPLES {
         core::mem::swap(&mut requests, &mut waiting);

@@ -168,6 +168,70 @@ static __always_inline int twin_post_recv(struct twin_qp *qp, struct twin_req *r
 	return twin_recv(qp, req, TWIN_RECV);
 }
 
+#define TWIN_CHAIN	16
+
+/* Sends that are posted with one call of the driver: made ready for it when they are added. */
+struct twin_chain {
+	u32 len;
+	struct twin_req *reqs[TWIN_CHAIN];
+	struct ib_send_wr wrs[TWIN_CHAIN];
+	struct ib_sge sges[TWIN_CHAIN];
+};
+
+/* Adds a request. Says whether there was room for it. */
+static __always_inline bool twin_chain_add(struct twin_chain *chain, struct twin_qp *qp,
+					   struct twin_req *req)
+{
+	u32 i = chain->len;
+
+	if (i == TWIN_CHAIN)
+		return false;
+	ib_dma_sync_single_for_device(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	trace_rdma_cq_post(qp->dev, qp->num, false, req->len);
+	chain->sges[i] = (struct ib_sge) {
+		.addr = req->addr,
+		.length = req->len,
+		.lkey = qp->lkey,
+	};
+	chain->wrs[i] = (struct ib_send_wr) {
+		.next = &chain->wrs[i + 1],
+		.wr_cqe = &req->cqe,
+		.sg_list = &chain->sges[i],
+		.num_sge = !!req->len,
+		.opcode = IB_WR_SEND,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	chain->reqs[i] = req;
+	chain->len = i + 1;
+	return true;
+}
+
+/* Posts a chain that isn't empty, if there is room for all of it. */
+static inline int twin_post_chain(struct twin_qp *qp, struct twin_chain *chain)
+{
+	s64 before = atomic64_fetch_add_relaxed(TWIN_SEND * chain->len, &qp->state);
+	const struct ib_send_wr *bad = NULL;
+	u32 i;
+	int err;
+
+	if (unlikely((before & TWIN_MASK) + chain->len > READ_ONCE(qp->send_limit))) {
+		twin_count_out(qp, TWIN_SEND * chain->len);
+		return twin_refusal(qp, false);
+	}
+	chain->wrs[chain->len - 1].next = NULL;
+	err = ib_post_send(qp->qp, chain->wrs, &bad);
+	if (likely(!err))
+		return 0;
+	if (!bad) {
+		atomic_inc(&qp->doubtful);
+		twin_fail(qp);
+		return err;
+	}
+	for (i = bad - chain->wrs; i < chain->len; i++)
+		twin_not_posted(qp, chain->reqs[i], err, true, TWIN_SEND);
+	return err;
+}
+
 /* As the above, in the place of the request that the calling handler was called for. */
 static __always_inline int twin_repost_send(struct twin_qp *qp, struct twin_req *req,
 					    struct twin_place *place)
