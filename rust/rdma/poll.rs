@@ -146,6 +146,9 @@ impl<'bound> CompletionQueue<'bound, Direct> {
 ///
 /// What is not looked at is not lost: when this is dropped it goes to the handlers of its queue pairs.
 ///
+/// As long as it exists nobody else takes completions off the queue, the teardown of queue pairs among
+/// them: that waits 20 seconds, and then keeps for ever what didn't come back.
+///
 /// # Invariants
 ///
 /// - Each of `slots` holds the completion of a request, which from `next` on nobody was given.
