@@ -557,13 +557,16 @@ impl Register {
     /// used by a work item, an event handler or a completion handler that was leaked as well.
     pub(crate) unsafe fn close(&self, device: &Device<'_>) -> bool {
         self.reap();
-        // From here on nobody but this function frees anything, so that entries stay valid.
-        self.living.lock().closing = true;
+        // What a worker still has in hand may hold others, which are only dropped when it is freed.
+        //
         // SAFETY: Initialized in `new`.
         unsafe {
             kernel::bindings::disable_work_sync(self.beginner.get());
             kernel::bindings::disable_work_sync(self.finisher.get());
         }
+        self.reap();
+        // From here on nobody but this function frees anything, so that entries stay valid.
+        self.living.lock().closing = true;
         self.reap();
 
         for kind in Kind::IN_ORDER {
