@@ -105,8 +105,8 @@ impl<'bound, C: Promise> Queues<'bound, C> {
         Ok(lease.into())
     }
 
-    /// A queue of the run's own: a new one as long as there are fewer than completion vectors, then one
-    /// that has room.
+    /// A queue of the run's own: a new one as long as there are fewer than completion vectors, then the one
+    /// that has most room.
     pub(crate) fn own(
         &mut self,
         dev: &'bound Device<'bound>,
@@ -114,7 +114,11 @@ impl<'bound, C: Promise> Queues<'bound, C> {
         may_sleep: MaySleep<'_>,
     ) -> Result<Entries<'bound, C>> {
         if u32::try_from(self.own.len())? >= dev.num_comp_vectors() {
-            let room = self.own.iter().find(|cq| cq.available() >= number);
+            let room = self
+                .own
+                .iter()
+                .max_by_key(|cq| cq.available())
+                .filter(|cq| cq.available() >= number);
             if let Some(cq) = room {
                 return Ok(cq.into());
             }
