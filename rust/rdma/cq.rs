@@ -574,9 +574,7 @@ impl<C> Turn<'_, C> {
         };
         u32::try_from(number).unwrap_or(0)
     }
-}
 
-impl<C> Turn<'_, C> {
     /// Notes that the caller takes completions by hand, or no longer does.
     pub(crate) fn by_hand(&self, begins: bool) {
         let poller = if begins { current_task() } else { 0 };
