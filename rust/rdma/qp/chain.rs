@@ -160,90 +160,68 @@ pub(super) trait Raw: Sized {
     unsafe fn post(qp: *mut bindings::ib_qp, first: *const Self, bad: *mut *const Self) -> c_int;
 }
 
-impl Raw for bindings::ib_send_wr {
-    #[inline(always)]
-    unsafe fn new(
-        wr_cqe: *mut bindings::ib_cqe,
-        sge: *mut bindings::ib_sge,
-        num_sge: c_int,
-        next: *mut Self,
-    ) -> Self {
-        // All fields are written here: the default values come from a function that is called.
-        Self {
-            next,
-            __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 { wr_cqe },
-            sg_list: sge,
-            num_sge,
-            opcode: bindings::ib_wr_opcode_IB_WR_SEND,
-            send_flags: SIGNALED,
-            ex: bindings::ib_send_wr__bindgen_ty_2 { imm_data: 0 },
+/// The two kinds have the same beginning, and what else a send has.
+macro_rules! raw {
+    ($wr:ident, $id:ident, $post:ident { $($field:ident: $value:expr,)* }) => {
+        impl Raw for bindings::$wr {
+            #[inline(always)]
+            unsafe fn new(
+                wr_cqe: *mut bindings::ib_cqe,
+                sge: *mut bindings::ib_sge,
+                num_sge: c_int,
+                next: *mut Self,
+            ) -> Self {
+                // All fields are written here: the default values come from a function that is called.
+                Self {
+                    next,
+                    __bindgen_anon_1: bindings::$id { wr_cqe },
+                    sg_list: sge,
+                    num_sge,
+                    $($field: $value,)*
+                }
+            }
+
+            #[inline(always)]
+            fn end(&mut self) {
+                self.next = core::ptr::null_mut();
+            }
+
+            fn next(&self) -> *const Self {
+                self.next
+            }
+
+            fn wr_cqe(&self) -> *mut bindings::ib_cqe {
+                // SAFETY: The member of the union that is set by `new`.
+                unsafe { self.__bindgen_anon_1.wr_cqe }
+            }
+
+            #[inline(always)]
+            unsafe fn post(
+                qp: *mut bindings::ib_qp,
+                first: *const Self,
+                bad: *mut *const Self,
+            ) -> c_int {
+                // SAFETY: By the function's requirements. A device without this function is none that
+                // clients are told of, see `ib_device_check_mandatory()`.
+                unsafe {
+                    let post = (*(*qp).device).ops.$post.unwrap_unchecked();
+                    post(qp, first, bad)
+                }
+            }
         }
-    }
-
-    #[inline(always)]
-    fn end(&mut self) {
-        self.next = core::ptr::null_mut();
-    }
-
-    fn next(&self) -> *const Self {
-        self.next
-    }
-
-    fn wr_cqe(&self) -> *mut bindings::ib_cqe {
-        // SAFETY: The member of the union that is set by `new`.
-        unsafe { self.__bindgen_anon_1.wr_cqe }
-    }
-
-    #[inline(always)]
-    unsafe fn post(qp: *mut bindings::ib_qp, first: *const Self, bad: *mut *const Self) -> c_int {
-        // SAFETY: By the function's requirements. A device without this function is none that clients are
-        // told of, see `ib_device_check_mandatory()`.
-        unsafe {
-            let post = (*(*qp).device).ops.post_send.unwrap_unchecked();
-            post(qp, first, bad)
-        }
-    }
+    };
 }
 
-impl Raw for bindings::ib_recv_wr {
-    #[inline(always)]
-    unsafe fn new(
-        wr_cqe: *mut bindings::ib_cqe,
-        sge: *mut bindings::ib_sge,
-        num_sge: c_int,
-        next: *mut Self,
-    ) -> Self {
-        Self {
-            next,
-            __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 { wr_cqe },
-            sg_list: sge,
-            num_sge,
-        }
+raw!(
+    ib_send_wr,
+    ib_send_wr__bindgen_ty_1,
+    post_send {
+        opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+        send_flags: SIGNALED,
+        ex: bindings::ib_send_wr__bindgen_ty_2 { imm_data: 0 },
     }
-
-    #[inline(always)]
-    fn end(&mut self) {
-        self.next = core::ptr::null_mut();
-    }
-
-    fn next(&self) -> *const Self {
-        self.next
-    }
-
-    fn wr_cqe(&self) -> *mut bindings::ib_cqe {
-        // SAFETY: The member of the union that is set by `new`.
-        unsafe { self.__bindgen_anon_1.wr_cqe }
-    }
-
-    #[inline(always)]
-    unsafe fn post(qp: *mut bindings::ib_qp, first: *const Self, bad: *mut *const Self) -> c_int {
-        // SAFETY: As for sends.
-        unsafe {
-            let post = (*(*qp).device).ops.post_recv.unwrap_unchecked();
-            post(qp, first, bad)
-        }
-    }
-}
+);
+raw!(ib_recv_wr, ib_recv_wr__bindgen_ty_1, post_recv {});
 
 impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     /// Posts the requests of a chain, if there is room for all of them.
