@@ -476,7 +476,11 @@ fn post_against_end(t: &mut Test<'_>) -> Result {
 /// domain, which has to go last: the RDMA core warns otherwise.
 fn post_for_ever<C: Poolable>(t: &mut Test<'_>) -> Result {
     let pair = pair::<C>(t, 4, 16, post_again)?;
-    pair.start(t, 16, 4)?;
+    match pair.start(t, 16, 4) {
+        // A send has run ahead of the receives, and the connection has ended before all were posted.
+        Err(e) if e == ESHUTDOWN && is_iwarp(t.dev) => {}
+        result => result?,
+    }
     check!(t.completed(60) || is_iwarp(t.dev));
     check!(t.log().failed.get() == 0 || is_iwarp(t.dev));
     t.keep(pair.links)?;
@@ -485,7 +489,8 @@ fn post_for_ever<C: Poolable>(t: &mut Test<'_>) -> Result {
 }
 
 fn all_came_back(env: &Env) -> Result {
-    check_eq!(env.log.tags_dropped.get(), 20);
+    check!(env.log.tags_made.get() > 16);
+    check_eq!(env.log.tags_dropped.get(), env.log.tags_made.get());
     check_eq!(env.log.handlers_dropped.get(), 2);
     Ok(())
 }
@@ -741,6 +746,88 @@ fn end_is_told(t: &mut Test<'_>) -> Result {
     a.close(t.may_wait)
 }
 
+/// Not a report: a message that is longer than the receive it finds. The typed error arrives on both
+/// sides, and what is posted behind it comes back as flushed.
+fn too_long_a_message(t: &mut Test<'_>) -> Result {
+    let Pair { a, b, links } = pair::<Workqueue>(t, 4, 4, |call, request| {
+        drop(request);
+        if let Some(failure) = call.completion.result().err().filter(|f| !f.is_flush()) {
+            // The first is the one to expect, the second what rxe of Linux 7.3 makes of it. On siw a send
+            // may be under way when the connection ends.
+            let (statuses, side): (&[_], _) = if call.recv {
+                (
+                    &[Status::LocalLength, Status::LocalQpOperation],
+                    &call.log().b,
+                )
+            } else {
+                (
+                    &[
+                        Status::RemoteInvalidRequest,
+                        Status::RemoteOperation,
+                        Status::LocalQpOperation,
+                    ],
+                    &call.log().a,
+                )
+            };
+            check!(statuses.contains(&failure.status()));
+            side.add();
+        }
+    })?;
+    b.post_recv(t.request(0, 16)?)?;
+    b.post_recv(t.request(1, 64)?)?;
+    a.post_send(t.request(2, 64)?)?;
+    check!(t.completed(3));
+    let log = t.log();
+    check_eq!(log.b.get(), 1);
+    // On iWARP a send is done as soon as TCP has it.
+    if !is_iwarp(t.dev) {
+        check_eq!(log.a.get(), 1);
+        check_eq!(log.returned(2), 1);
+    }
+    check_eq!(log.returned(1), 1);
+    check_eq!(log.flushed.get(), 1);
+    drop((a, b, links));
+    Ok(())
+}
+
+/// Not a report: a send to a queue pair that has gone. On RoCE nobody answers, until the retries are
+/// used up; on iWARP the connection has ended.
+fn other_side_gone(t: &mut Test<'_>) -> Result {
+    let Pair { a, b, links } = pair::<Workqueue>(t, 4, 4, |call, request| {
+        drop(request);
+        if let Err(failure) = call.completion.result() {
+            if failure.status() == Status::RetryExceeded && failure.class() == Class::Transport {
+                call.log().a.add();
+            }
+        }
+    })?;
+    let [of_a, of_b] = links;
+    b.close(t.may_wait)?;
+    drop(of_b);
+    let started = Instant::<Monotonic>::now();
+    if is_iwarp(t.dev) {
+        check!(eventually(|| of_a
+            .as_ref()
+            .is_some_and(Connection::is_disconnected)));
+        // Refused, or flushed if the device knows first.
+        match a.post_send(t.request(0, 64)?) {
+            Ok(()) => check!(eventually(|| t.log().flushed.get() == 1)),
+            Err(refused) => check_eq!(refused.error, ESHUTDOWN),
+        }
+    } else {
+        a.post_send(t.request(0, 64)?)?;
+        a.post_send(t.request(1, 64)?)?;
+        // Some times as long as a queue pair waits for an answer, and asks again.
+        while t.log().completed() < 2 && started.elapsed() < Delta::from_secs(60) {
+            a_while();
+        }
+        check_eq!((t.log().returned(0), t.log().returned(1)), (1, 1));
+        check_eq!((t.log().a.get(), t.log().flushed.get()), (1, 1));
+    }
+    drop((a, of_a));
+    Ok(())
+}
+
 /// The cases, on a device.
 macro_rules! suite {
     (@after) => { nothing_else };
@@ -795,4 +882,6 @@ suites!({
     completions_in_a_worker_say_what_was_done: what_was_done::<Workqueue>;
     a_direct_queue_is_polled_by_hand: polled_by_hand;
     the_other_side_s_end_is_told: end_is_told;
+    a_message_longer_than_its_receive_is_an_error_on_both_sides: too_long_a_message;
+    a_send_to_who_has_gone_is_an_error: other_side_gone;
 });
