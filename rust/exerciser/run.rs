@@ -18,6 +18,7 @@ use kernel::{
         MutexGuard, //
     },
     time::{
+        Delta,
         Instant,
         Monotonic, //
     }, //
@@ -79,10 +80,10 @@ use crate::{
 
 /// How often a run without an end is looked at.
 const GLANCE_MS: u32 = 1_000;
-/// After how many glances without a completion between them a run has stalled.
-const GLANCES: u32 = 30;
+/// After how long without a completion a run has stalled.
+const PATIENCE_MS: u32 = 30_000;
 /// The same once a request has failed, which on some devices is all that is heard of an error.
-const GLANCES_AFTER_FAILURE: u32 = 5;
+const PATIENCE_AFTER_FAILURE_MS: u32 = 5_000;
 
 /// How often senders are looked at that wait for receives.
 const PUMP_MS: u32 = 5;
@@ -332,22 +333,36 @@ impl<'bound> Run<'bound> {
         may_wait: MayWait<'_>,
     ) -> Result {
         let mut before = 0;
-        let mut idle = 0;
+        let mut since = Instant::<Monotonic>::now();
         while !self.stopped() && !parts.pump_until(&traffic.over, GLANCE_MS, may_wait) {
+            // All sends may have succeeded as far as the device knows: then no completion says so.
+            if let Some(pair) = parts.disconnected().filter(|_| !self.stopped()) {
+                pr_err!(
+                    "{}: ctx={}: pair={} has lost its connection\n",
+                    self.dev.name(),
+                    C::NAME,
+                    pair
+                );
+                return Err(ENOTCONN);
+            }
             let completed = parts.sum(|stats| &stats.completed);
-            idle = if completed == before { idle + 1 } else { 0 };
-            before = completed;
+            if completed != before {
+                before = completed;
+                since = Instant::now();
+                continue;
+            }
             let patience = if traffic.has_failed() {
-                GLANCES_AFTER_FAILURE
+                PATIENCE_AFTER_FAILURE_MS
             } else {
-                GLANCES
+                PATIENCE_MS
             };
-            if idle >= patience {
+            let idle = since.elapsed();
+            if idle >= Delta::from_millis(patience.into()) {
                 pr_err!(
                     "{}: ctx={}: no completion for {} ms\n",
                     self.dev.name(),
                     C::NAME,
-                    idle * GLANCE_MS
+                    idle.as_millis()
                 );
                 return Err(ETIMEDOUT);
             }
@@ -455,7 +470,8 @@ impl<'bound, C: Promise> Parts<'bound, C> {
         if self.flows.is_empty() {
             return latch.wait(limit, may_wait);
         }
-        for _ in 0..limit / PUMP_MS {
+        let began = Instant::<Monotonic>::now();
+        while began.elapsed() < Delta::from_millis(limit.into()) {
             if latch.wait(PUMP_MS, may_wait) {
                 return true;
             }
@@ -467,6 +483,15 @@ impl<'bound, C: Promise> Parts<'bound, C> {
             }
         }
         false
+    }
+
+    /// A pair whose connection has ended, as far as the connection manager knows. There are two
+    /// connections a pair.
+    fn disconnected(&self) -> Option<usize> {
+        self.connections
+            .iter()
+            .position(Connection::is_disconnected)
+            .map(|index| index / 2)
     }
 
     fn sum(&self, counter: impl Fn(&Stats) -> &Counter) -> u64 {
