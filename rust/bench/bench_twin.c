@@ -6,8 +6,10 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/module.h>
+#include <linux/delay.h>
 #include <linux/math64.h>
 #include <linux/moduleparam.h>
+#include <linux/rcupdate.h>
 #include <linux/sched.h>
 #include <linux/workqueue.h>
 #include <net/ipv6.h>
@@ -29,11 +31,18 @@ module_param(size, uint, 0);
 MODULE_PARM_DESC(size, "Bytes a send");
 static u32 contexts = 7;
 module_param(contexts, uint, 0);
-MODULE_PARM_DESC(contexts, "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue");
+MODULE_PARM_DESC(contexts, "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 unbound workqueue, 8 direct");
+static u32 private;
+module_param(private, uint, 0);
+MODULE_PARM_DESC(private, "1: completion queues of its own, which direct ones are in any case");
 
 /* As the exerciser has them. */
-#define GLANCE_MS	1000
-#define GLANCES		30
+#define GLANCE_MS		1000
+#define GLANCES			30
+#define GLANCES_AFTER_FAILURE	5
+#define CAPACITY		1024
+#define BUDGET			256
+#define REST_US			20
 
 #define PART_BITS	5
 #define PARTS		(1 << PART_BITS)
@@ -50,6 +59,15 @@ struct stats {
 	atomic64_t wrong_ctx;
 };
 
+/* A completion queue of the run's own. If it is a direct one, a worker polls it, one at a time. */
+struct own_cq {
+	struct ib_cq *cq;
+	u32 claimed;
+	struct work_struct work;
+	unsigned long polled;
+	bool stop;
+};
+
 struct traffic {
 	struct ib_device *dev;
 	enum ib_poll_context ctx;
@@ -58,6 +76,10 @@ struct traffic {
 	atomic64_t *latency;
 	struct completion over;
 	struct end *ends;
+	/* As many as there are ends, at most. */
+	struct own_cq *own;
+	u32 num_own;
+	bool private;
 };
 
 /* One queue pair of a pair: the one sends, the other receives. */
@@ -80,7 +102,13 @@ struct run {
 	bool stop;
 };
 
+/* In the order of their bits in the parameter. */
+static const enum ib_poll_context all[] = {
+	IB_POLL_SOFTIRQ, IB_POLL_WORKQUEUE, IB_POLL_UNBOUND_WORKQUEUE, IB_POLL_DIRECT,
+};
+
 static const char *const names[] = {
+	[IB_POLL_DIRECT] = "direct",
 	[IB_POLL_SOFTIRQ] = "softirq",
 	[IB_POLL_WORKQUEUE] = "workqueue",
 	[IB_POLL_UNBOUND_WORKQUEUE] = "unbound",
@@ -177,7 +205,8 @@ static u64 percentile(const atomic64_t *buckets, u32 percent)
 
 /* --- traffic ---------------------------------------------------------------------------------- */
 
-static void failed(struct end *end, const char *what, struct ib_wc *wc)
+/* Says how a request failed, if it is the first: that is the cause. */
+static void name_failure(struct end *end, const char *what, struct ib_wc *wc)
 {
 	struct traffic *traffic = end->traffic;
 
@@ -185,7 +214,6 @@ static void failed(struct end *end, const char *what, struct ib_wc *wc)
 		pr_err("%s: pair=%u %s failed: %s (status %u, vendor error %#x)\n",
 		       dev_name(&traffic->dev->dev), end->pair, what, ib_wc_status_msg(wc->status),
 		       wc->status, wc->vendor_err);
-	complete_all(&traffic->over);
 }
 
 static void end_finished(struct traffic *traffic)
@@ -223,11 +251,12 @@ static bool count(struct end *end, struct ib_wc *wc, const char *what)
 		atomic64_inc(&end->stats.wrong_ctx);
 	if (likely(wc->status == IB_WC_SUCCESS))
 		return true;
+	name_failure(end, what, wc);
 	if (wc->status == IB_WC_WR_FLUSH_ERR) {
 		atomic64_inc(&end->stats.flushed);
 	} else {
 		atomic64_inc(&end->stats.failed);
-		failed(end, what, wc);
+		complete_all(&end->traffic->over);
 	}
 	return false;
 }
@@ -294,6 +323,90 @@ static void received_done(struct ib_cq *cq, struct ib_wc *wc)
 	twin_handled(qp, &place, TWIN_RECV);
 }
 
+/* --- queues of its own ------------------------------------------------------------------------ */
+
+/* Now by hand, now by ib_process_cq_direct(), as the exerciser's worker. */
+static void poll_own(struct work_struct *work)
+{
+	struct own_cq *own = container_of(work, struct own_cq, work);
+	struct ib_wc wc[16];
+	int n, i;
+
+	while (!smp_load_acquire(&own->stop)) {
+		n = 0;
+		if (!test_and_set_bit_lock(0, &own->polled)) {
+			n = ib_poll_cq(own->cq, ARRAY_SIZE(wc), wc);
+			for (i = 0; i < n; i++)
+				wc[i].wr_cqe->done(own->cq, &wc[i]);
+			clear_bit_unlock(0, &own->polled);
+		}
+		if (n < 0) {
+			pr_err("%s: poll: %d\n", dev_name(&own->cq->device->dev), n);
+			return;
+		}
+		if (!test_and_set_bit_lock(0, &own->polled)) {
+			ib_process_cq_direct(own->cq, BUDGET);
+			clear_bit_unlock(0, &own->polled);
+		}
+		fsleep(REST_US);
+	}
+}
+
+static u32 room(const struct own_cq *own)
+{
+	return own->cq->cqe - own->claimed;
+}
+
+/*
+ * Claims entries of a queue of the run's own: of a new one as long as there are fewer than completion
+ * vectors, then of the one that has most room.
+ */
+static struct ib_cq *claim_own(struct traffic *traffic, u32 number)
+{
+	struct ib_device *dev = traffic->dev;
+	struct own_cq *own = NULL;
+	u32 i;
+
+	if (traffic->num_own >= dev->num_comp_vectors) {
+		own = traffic->own;
+		for (i = 1; i < traffic->num_own; i++)
+			if (room(&traffic->own[i]) >= room(own))
+				own = &traffic->own[i];
+		if (room(own) < number)
+			own = NULL;
+	}
+	if (!own) {
+		own = &traffic->own[traffic->num_own];
+		own->cq = ib_alloc_cq_any(dev, NULL,
+					  max(number, min_t(u32, CAPACITY, dev->attrs.max_cqe)),
+					  traffic->ctx);
+		if (IS_ERR(own->cq))
+			return own->cq;
+		traffic->num_own++;
+		INIT_WORK(&own->work, poll_own);
+		if (traffic->ctx == IB_POLL_DIRECT)
+			queue_work(system_dfl_wq, &own->work);
+	}
+	own->claimed += number;
+	return own->cq;
+}
+
+static void free_own(struct traffic *traffic)
+{
+	u32 i;
+
+	for (i = 0; i < traffic->num_own; i++) {
+		smp_store_release(&traffic->own[i].stop, true);
+		cancel_work_sync(&traffic->own[i].work);
+	}
+	/* After the last completion the RDMA core's softirq handler looks at its queue once more. */
+	if (traffic->num_own && traffic->ctx == IB_POLL_SOFTIRQ)
+		synchronize_rcu();
+	for (i = 0; i < traffic->num_own; i++)
+		ib_free_cq(traffic->own[i].cq);
+	kvfree(traffic->own);
+}
+
 /* --- the run ---------------------------------------------------------------------------------- */
 
 static int usable_gid(struct ib_device *dev)
@@ -315,11 +428,19 @@ static int usable_gid(struct ib_device *dev)
 static int end_open(struct end *end, struct ib_pd *pd, u32 pair, bool sender)
 {
 	u32 number = sender ? min(depth, ops) : min(2 * depth, ops), i;
+	u32 sends = sender ? number : 0, recvs = sender ? 0 : number;
+	struct ib_cq *cq;
 	int err;
 
 	end->pair = pair;
-	err = twin_qp_init(&end->qp, pd, 1, end->traffic->ctx, -1, sender ? number : 0,
-			   sender ? 0 : number);
+	if (end->traffic->private) {
+		cq = claim_own(end->traffic, twin_entries(sends, recvs));
+		if (IS_ERR(cq))
+			return PTR_ERR(cq);
+		err = twin_qp_init_on(&end->qp, pd, cq, 1, sends, recvs);
+	} else {
+		err = twin_qp_init(&end->qp, pd, 1, end->traffic->ctx, -1, sends, recvs);
+	}
 	if (err)
 		return err;
 	end->open = true;
@@ -387,7 +508,7 @@ static int drive(struct run *run, struct traffic *traffic, struct ib_pd *pd, kti
 {
 	int gid = usable_gid(run->dev), err;
 	u64 before = 0, now;
-	u32 i, idle = 0;
+	u32 i, idle = 0, patience;
 
 	if (gid < 0)
 		return gid;
@@ -416,13 +537,27 @@ static int drive(struct run *run, struct traffic *traffic, struct ib_pd *pd, kti
 		now = SUM(completed);
 		idle = now == before ? idle + 1 : 0;
 		before = now;
-		if (idle == GLANCES) {
+		patience = atomic_read(&traffic->failures_logged) ? GLANCES_AFTER_FAILURE : GLANCES;
+		if (idle >= patience) {
 			pr_err("%s: ctx=%s: no completion for %u ms\n", dev_name(&run->dev->dev),
-			       names[traffic->ctx], GLANCES * GLANCE_MS);
+			       names[traffic->ctx], idle * GLANCE_MS);
 			return -ETIMEDOUT;
 		}
 	}
 	return 0;
+}
+
+/* How many distinct queues the ends are on. */
+static u32 num_cqs(struct traffic *traffic)
+{
+	u32 number = 0, i, j;
+
+	for (i = 0; i < 2 * qps; i++) {
+		for (j = 0; j < i && traffic->ends[j].qp.cq != traffic->ends[i].qp.cq; j++)
+			;
+		number += i == j && traffic->ends[i].open;
+	}
+	return number;
 }
 
 static void report(struct run *run, struct traffic *traffic, int err, u64 nanos)
@@ -431,8 +566,9 @@ static void report(struct run *run, struct traffic *traffic, int err, u64 nanos)
 	bool pass = !err && posted == completed && !SUM(corrupt) && !SUM(wrong_ctx) &&
 		    SUM(sent) == wanted && SUM(received) == wanted && !SUM(flushed) && !SUM(failed);
 
-	pr_info("%s: ctx=%s leases=%u qps=%u depth=%u size=%u ops=%llu lost=%lld corrupt=%llu flushed=%llu wrong_ctx=%llu ops_per_s=%llu lat_p50_ns=%llu lat_p99_ns=%llu status=%s\n",
-		dev_name(&run->dev->dev), names[traffic->ctx], 2 * qps, qps, depth, size, SUM(sent),
+	pr_info("%s: ctx=%s cqs=%u leases=%u qps=%u depth=%u size=%u ops=%llu lost=%lld corrupt=%llu flushed=%llu wrong_ctx=%llu ops_per_s=%llu lat_p50_ns=%llu lat_p99_ns=%llu status=%s\n",
+		dev_name(&run->dev->dev), names[traffic->ctx], num_cqs(traffic),
+		traffic->private ? 0 : 2 * qps, qps, depth, size, SUM(sent),
 		posted - completed, SUM(corrupt), SUM(flushed), SUM(wrong_ctx),
 		div64_u64(SUM(sent) * 1000000, max(nanos / 1000, 1ULL)),
 		percentile(traffic->latency, 50), percentile(traffic->latency, 99),
@@ -451,11 +587,13 @@ static int run_context(struct run *run, enum ib_poll_context ctx)
 		goto free;
 	traffic->dev = run->dev;
 	traffic->ctx = ctx;
+	traffic->private = private || ctx == IB_POLL_DIRECT;
 	atomic_set(&traffic->unfinished, 2 * qps);
 	init_completion(&traffic->over);
 	traffic->latency = kvcalloc(BUCKETS, sizeof(*traffic->latency), GFP_KERNEL);
 	traffic->ends = kvcalloc(2 * qps, sizeof(*traffic->ends), GFP_KERNEL);
-	if (!traffic->latency || !traffic->ends)
+	traffic->own = kvcalloc(2 * qps, sizeof(*traffic->own), GFP_KERNEL);
+	if (!traffic->latency || !traffic->ends || !traffic->own)
 		goto free;
 	for (i = 0; i < 2 * qps; i++)
 		traffic->ends[i].traffic = traffic;
@@ -464,7 +602,8 @@ static int run_context(struct run *run, enum ib_poll_context ctx)
 	nanos = started ? ktime_get() - started : 0;
 	if (err)
 		pr_err("%s: ctx=%s: error %d\n", dev_name(&run->dev->dev), names[ctx], err);
-	/* All end before the first is waited for: they flush side by side. */
+	/* What is flushed now is no failure. All end before the first is waited for: they flush side by side. */
+	atomic_set(&traffic->failures_logged, 1);
 	for (i = 0; i < 2 * qps; i++)
 		if (traffic->ends[i].open)
 			twin_qp_end(&traffic->ends[i].qp);
@@ -477,6 +616,7 @@ static int run_context(struct run *run, enum ib_poll_context ctx)
 
 free:
 	if (traffic) {
+		free_own(traffic);
 		kvfree(traffic->ends);
 		kvfree(traffic->latency);
 	}
@@ -489,12 +629,12 @@ free:
 static void run_all(struct work_struct *work)
 {
 	struct run *run = container_of(work, struct run, work);
-	int ctx, done = 0, err = 0;
+	int i, done = 0, err = 0;
 
-	for (ctx = IB_POLL_SOFTIRQ; ctx <= IB_POLL_UNBOUND_WORKQUEUE; ctx++) {
-		if (!(contexts & BIT(ctx - IB_POLL_SOFTIRQ)) || READ_ONCE(run->stop))
+	for (i = 0; i < ARRAY_SIZE(all); i++) {
+		if (!(contexts & BIT(i)) || READ_ONCE(run->stop))
 			continue;
-		err = err ?: run_context(run, ctx);
+		err = run_context(run, all[i]) ?: err;
 		done++;
 	}
 	pr_info("%s: done contexts=%d err=%d\n", dev_name(&run->dev->dev), done, err);
@@ -534,7 +674,7 @@ static struct ib_client twin_client = {
 static int __init twin_init(void)
 {
 	if (!qps || qps > 1024 || !depth || depth > 4096 || !ops || size < sizeof(struct id) ||
-	    size > SZ_1M || !contexts || contexts > 7) {
+	    size > SZ_1M || !contexts || contexts > 15 || private > 1) {
 		pr_err("a parameter is out of range\n");
 		return -EINVAL;
 	}

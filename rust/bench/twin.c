@@ -62,6 +62,7 @@ int twin_qp_init_on(struct twin_qp *qp, struct ib_pd *pd, struct ib_cq *cq, u32 
 	int err;
 
 	qp->dev = pd->device;
+	qp->cq = cq;
 	qp->lkey = pd->local_dma_lkey;
 	qp->send_depth = send_depth;
 	qp->recv_depth = recv_depth;
@@ -82,16 +83,19 @@ int twin_qp_init_on(struct twin_qp *qp, struct ib_pd *pd, struct ib_cq *cq, u32 
 int twin_qp_init(struct twin_qp *qp, struct ib_pd *pd, u32 port, enum ib_poll_context ctx,
 		 int vector, u32 send_depth, u32 recv_depth)
 {
+	u32 entries = twin_entries(send_depth, recv_depth);
+	struct ib_cq *cq = ib_cq_pool_get(pd->device, entries, vector, ctx);
 	int err;
 
-	qp->leased = send_depth + recv_depth;
-	qp->cq = ib_cq_pool_get(pd->device, qp->leased, vector, ctx);
-	if (IS_ERR(qp->cq))
-		return PTR_ERR(qp->cq);
-	err = twin_qp_init_on(qp, pd, qp->cq, port, send_depth, recv_depth);
-	if (err)
-		ib_cq_pool_put(qp->cq, qp->leased);
-	return err;
+	if (IS_ERR(cq))
+		return PTR_ERR(cq);
+	err = twin_qp_init_on(qp, pd, cq, port, send_depth, recv_depth);
+	if (err) {
+		ib_cq_pool_put(cq, entries);
+		return err;
+	}
+	qp->leased = entries;
+	return 0;
 }
 
 /* Has to be done to both. The numbers of the first packets are those of the queue pairs. */

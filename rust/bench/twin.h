@@ -43,8 +43,8 @@ struct twin_qp {
 	atomic_t doubtful;
 	struct completion drained;
 
-	/* If it has a lease: of this queue, of so many entries. */
 	struct ib_cq *cq;
+	/* If it has a lease of that queue: of so many entries. */
 	u32 leased;
 	u32 send_depth;
 	u32 recv_depth;
@@ -279,6 +279,15 @@ static __always_inline struct twin_req *twin_complete(struct ib_wc *wc, bool rec
 static __always_inline void twin_handled(struct twin_qp *qp, const struct twin_place *place, s64 unit)
 {
 	twin_count_out(qp, place->taken ? TWIN_HANDLER : unit);
+}
+
+/*
+ * The entries of a completion queue that a queue pair needs: as in the crate, one more than it has
+ * requests. There it is teardown's; C would need one to drain the queue pair.
+ */
+static inline u32 twin_entries(u32 send_depth, u32 recv_depth)
+{
+	return send_depth + recv_depth + 1;
 }
 
 struct twin_req *twin_req_new(struct twin_qp *qp, u32 size, void (*done)(struct ib_cq *, struct ib_wc *));
