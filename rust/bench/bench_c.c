@@ -85,6 +85,69 @@ static int leases(struct ib_device *dev)
 	return 0;
 }
 
+#define LEASES		4096
+#define LEASE_ROUNDS	3
+/* What a queue of a pool has at least. */
+#define POOLED_CQE	4096
+
+static struct lease held[LEASES];
+
+static int hold(struct ib_device *dev, u32 from, u32 to, u32 nr_cqe)
+{
+	u32 i;
+	int err = 0;
+
+	for (i = from; i < to && !err; i++)
+		err = lease_get(&held[i], dev, nr_cqe, -1, IB_POLL_SOFTIRQ);
+	return err;
+}
+
+static void let_go(u32 number)
+{
+	while (number)
+		lease_put(&held[--number]);
+}
+
+/* What the n-th lease costs while all before it are held: the first, the second, the next two, the next four ... */
+static int many_leases(struct ib_device *dev)
+{
+	const u32 queues = LEASES * 16 / POOLED_CQE;
+	u32 round, from, to;
+	char name[32];
+	u64 insns;
+	int err;
+
+	/* The pool has all its queues before. */
+	err = hold(dev, 0, queues, POOLED_CQE);
+	if (err)
+		return err;
+	let_go(queues);
+
+	bench_allocs_begin();
+	err = hold(dev, 0, LEASES, 16);
+	bench_sample(WHO, "bytes_lease", BENCH_NOTHING, LEASES, bench_live_bytes());
+	bench_allocs_end();
+	if (err)
+		return err;
+	let_go(LEASES);
+
+	for (round = 0; round < LEASE_ROUNDS; round++) {
+		for (from = 0, to = 1; to <= LEASES; from = to, to *= 2) {
+			bench_begin();
+			err = hold(dev, from, to, 16);
+			insns = bench_end();
+			if (err)
+				return err;
+			snprintf(name, sizeof(name), "lease_%u", to);
+			bench_sample(WHO, name, BENCH_NOTHING, to - from, insns);
+		}
+		bench_begin();
+		let_go(LEASES);
+		bench_sample(WHO, "put_4096", BENCH_NOTHING, LEASES, bench_end());
+	}
+	return 0;
+}
+
 /* --- requests --------------------------------------------------------------------------------- */
 
 /* Handlers that do nothing with the request: the test keeps it. */
@@ -286,6 +349,7 @@ static int queues(struct ib_device *dev)
 				return PTR_ERR(cq);
 			ib_free_cq(cq);
 		}
+		bench_settle();
 		insns = bench_end();
 		if (round > 0)
 			bench_sample(WHO, "private_cq", BENCH_NOTHING, OPS, insns);
@@ -449,7 +513,7 @@ static int requests(struct ib_device *dev)
 
 static int bench_add(struct ib_device *dev)
 {
-	int err = leases(dev) ?: queues(dev) ?: requests(dev);
+	int err = leases(dev) ?: queues(dev) ?: requests(dev) ?: many_leases(dev);
 
 	pr_info("%s: done err=%d\n", dev_name(&dev->dev), err);
 	return err;

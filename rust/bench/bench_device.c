@@ -105,11 +105,19 @@ u64 bench_done_insns(void)
 EXPORT_SYMBOL_GPL(bench_done_insns);
 
 static u32 allocs;
+/* What was allocated by kmalloc() and not freed. */
+static s64 live;
 
 static void count_kmalloc(void *data, unsigned long call_site, const void *ptr, size_t bytes_req,
 			  size_t bytes_alloc, gfp_t gfp_flags, int node)
 {
 	allocs++;
+	live += ksize(ptr);
+}
+
+static void count_kfree(void *data, unsigned long call_site, const void *ptr)
+{
+	live -= ksize(ptr);
 }
 
 static void count_cache_alloc(void *data, unsigned long call_site, const void *ptr,
@@ -121,21 +129,38 @@ static void count_cache_alloc(void *data, unsigned long call_site, const void *p
 /* Counts what the whole kernel allocates from the heap. */
 void bench_allocs_begin(void)
 {
+	void *ptr;
+	s64 before;
+
 	allocs = 0;
+	live = 0;
 	WARN_ON(register_trace_kmalloc(count_kmalloc, NULL));
+	WARN_ON(register_trace_kfree(count_kfree, NULL));
 	WARN_ON(register_trace_kmem_cache_alloc(count_cache_alloc, NULL));
-	/* That a probe is called is seen here, or the counts of nothing would say nothing. */
-	kfree(kmalloc(1, GFP_KERNEL));
-	WARN_ON(!allocs);
+	/* That the probes are called is seen here, or the counts of nothing would say nothing. */
+	ptr = kmalloc(64, GFP_KERNEL);
+	before = live;
+	WARN_ON(!allocs || before < 64);
+	kfree(ptr);
+	WARN_ON(live >= before);
 	allocs = 0;
+	live = 0;
 }
 EXPORT_SYMBOL_GPL(bench_allocs_begin);
+
+/* The bytes from kmalloc() that the whole kernel has more than at bench_allocs_begin(). */
+u64 bench_live_bytes(void)
+{
+	return max(live, 0);
+}
+EXPORT_SYMBOL_GPL(bench_live_bytes);
 
 u32 bench_allocs_end(void)
 {
 	u32 count = allocs;
 
 	unregister_trace_kmem_cache_alloc(count_cache_alloc, NULL);
+	unregister_trace_kfree(count_kfree, NULL);
 	unregister_trace_kmalloc(count_kmalloc, NULL);
 	tracepoint_synchronize_unregister();
 	return count;
@@ -166,6 +191,14 @@ void bench_raise(void)
 	}
 }
 EXPORT_SYMBOL_GPL(bench_raise);
+
+/* Returns when what was left to a worker is done: first to begin with it, then to end it. */
+void bench_settle(void)
+{
+	__flush_workqueue(system_dfl_wq);
+	__flush_workqueue(system_dfl_wq);
+}
+EXPORT_SYMBOL_GPL(bench_settle);
 
 /* --- the device ------------------------------------------------------------------------------- */
 

@@ -25,8 +25,10 @@ enum bench_own {
 void bench_begin(void);
 u64 bench_end(void);
 void bench_raise(void);
+void bench_settle(void);
 u64 bench_done_insns(void);
 void bench_allocs_begin(void);
+u64 bench_live_bytes(void);
 u32 bench_allocs_end(void);
 void bench_sample(const char *who, const char *name, enum bench_own own, u32 ops, u64 insns);
 

@@ -73,7 +73,9 @@ mod ffi {
         pub(crate) safe fn bench_begin();
         pub(crate) safe fn bench_end() -> u64;
         pub(crate) safe fn bench_raise();
+        pub(crate) safe fn bench_settle();
         pub(crate) safe fn bench_allocs_begin();
+        pub(crate) safe fn bench_live_bytes() -> u64;
         pub(crate) safe fn bench_allocs_end() -> u32;
         pub(crate) safe fn bench_done_insns() -> u64;
         pub(crate) fn bench_sample(
@@ -92,7 +94,9 @@ use ffi::{
     bench_begin,
     bench_done_insns,
     bench_end,
-    bench_raise, //
+    bench_live_bytes,
+    bench_raise,
+    bench_settle, //
 };
 
 const SAMPLES: usize = 5;
@@ -100,10 +104,15 @@ const SAMPLES: usize = 5;
 const OPS: u32 = 15 * 16;
 const SIZE: usize = 64;
 
+/// Of `OPS` operations.
 fn sample(name: fmt::Arguments<'_>, own: u32, insns: u64) -> Result {
+    sample_of(name, own, OPS, insns)
+}
+
+fn sample_of(name: fmt::Arguments<'_>, own: u32, ops: u32, insns: u64) -> Result {
     let name = CString::try_from_fmt(name)?;
     // SAFETY: Both are strings that live until the call returns.
-    unsafe { ffi::bench_sample(c"rust".as_char_ptr(), name.as_char_ptr(), own, OPS, insns) };
+    unsafe { ffi::bench_sample(c"rust".as_char_ptr(), name.as_char_ptr(), own, ops, insns) };
     Ok(())
 }
 
@@ -201,7 +210,8 @@ impl Client for Bench {
     ) -> impl PinInit<(), Error> + 'bound {
         let result = leases(dev, may_wait.may_sleep())
             .and_then(|()| queues(dev, may_wait.may_sleep()))
-            .and_then(|()| requests(dev, may_wait));
+            .and_then(|()| requests(dev, may_wait))
+            .and_then(|()| many_leases(dev, may_wait.may_sleep()));
         match result {
             Ok(()) => pr_info!("{}: done err=0\n", dev.name()),
             Err(e) => pr_info!("{}: done err={}\n", dev.name(), e.to_errno()),
@@ -213,31 +223,80 @@ impl Client for Bench {
 #[inline(never)]
 fn lease<'bound>(
     dev: &'bound Device<'bound>,
+    nr_cqe: u32,
     may_sleep: MaySleep<'_>,
 ) -> Result<PooledCq<'bound, Softirq>> {
-    PooledCq::lease(dev, 16, None, may_sleep)
+    PooledCq::lease(dev, nr_cqe, None, may_sleep)
 }
 
 fn leases<'bound>(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result {
     // The first makes the pool's queues.
-    drop(lease(dev, may_sleep)?);
+    drop(lease(dev, 16, may_sleep)?);
     for _ in 0..SAMPLES {
         bench_begin();
         for _ in 0..OPS {
-            drop(lease(dev, may_sleep)?);
+            drop(lease(dev, 16, may_sleep)?);
         }
         sample(fmt!("lease_put"), ffi::NOTHING, bench_end())?;
     }
     Ok(())
 }
 
-/// Queues of one's own, made and dropped.
+const LEASES: u32 = 4096;
+const LEASE_ROUNDS: u32 = 3;
+/// What a queue of a pool has at least.
+const POOLED_CQE: u32 = 4096;
+
+/// What the n-th lease costs while all before it are held: the first, the second, the next two, the next
+/// four ...
+fn many_leases<'bound>(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result {
+    let mut held = KVec::with_capacity(LEASES as usize, GFP_KERNEL)?;
+    let hold = |held: &mut KVec<_>, number: u32, nr_cqe: u32| -> Result {
+        for _ in 0..number {
+            held.push_within_capacity(lease(dev, nr_cqe, may_sleep)?)
+                .map_err(|_| ENOMEM)?;
+        }
+        Ok(())
+    };
+
+    // The pool has all its queues before.
+    hold(&mut held, LEASES * 16 / POOLED_CQE, POOLED_CQE)?;
+    held.clear();
+
+    bench_allocs_begin();
+    let result = hold(&mut held, LEASES, 16);
+    let bytes = bench_live_bytes();
+    bench_allocs_end();
+    result?;
+    sample_of(fmt!("bytes_lease"), ffi::NOTHING, LEASES, bytes)?;
+    held.clear();
+
+    for _ in 0..LEASE_ROUNDS {
+        let mut from = 0;
+        let mut to = 1;
+        while to <= LEASES {
+            bench_begin();
+            hold(&mut held, to - from, 16)?;
+            let insns = bench_end();
+            sample_of(fmt!("lease_{}", to), ffi::NOTHING, to - from, insns)?;
+            from = to;
+            to *= 2;
+        }
+        bench_begin();
+        held.clear();
+        sample_of(fmt!("put_{}", LEASES), ffi::NOTHING, LEASES, bench_end())?;
+    }
+    Ok(())
+}
+
+/// Queues of one's own, made, dropped, and taken down by a worker.
 fn queues<'bound>(dev: &'bound Device<'bound>, may_sleep: MaySleep<'_>) -> Result {
     for round in 0..=SAMPLES {
         bench_begin();
         for _ in 0..OPS {
             drop(CompletionQueue::<Direct>::create(dev, 16, None, may_sleep)?);
         }
+        bench_settle();
         let insns = bench_end();
         // Of the first time much is the allocator's.
         if round > 0 {
