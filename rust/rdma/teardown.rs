@@ -512,7 +512,17 @@ impl Register {
             // SAFETY: By the function's requirements it is live, and this is done once.
             None => unsafe { (entry.node().destroy)(object) },
         };
+        // SAFETY: By the function's requirements, and destroying it has ended, above or before.
+        unsafe { self.finished(entry, object, fate) };
+    }
 
+    /// Frees an object that was destroyed, unless the window is closing or there still is a handle.
+    ///
+    /// # Safety
+    ///
+    /// The object is enrolled here, the caller claimed it or it is finished, and destroying it ended in
+    /// `fate`.
+    unsafe fn finished(&self, entry: Entry, object: NonNull<c_void>, fate: Fate) {
         if fate == Fate::Keep {
             self.kept.store(true, Relaxed);
         }
@@ -544,7 +554,8 @@ impl Register {
         // SAFETY: The object is live, and was claimed here.
         unsafe {
             (entry.node().begin)(object);
-            self.finish(entry);
+            let fate = (entry.node().destroy)(object);
+            self.finished(entry, object, fate);
         }
     }
 
