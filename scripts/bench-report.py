@@ -450,7 +450,7 @@ PARTS = {
         "Growth",
         "As above, in softirq context, with so many pairs of queue pairs, 32 sends of 64 bytes in flight each."
         " What the guest's kernel had more than before the run, at most: `slab_kib` of slabs that can't be"
-        " reclaimed, `vmalloc_kib`, and `cqs`, completion queues on the device (`rdma resource`), with the one"
+        " reclaimed, `vmalloc_kib`, with the module itself, and `cqs`, completion queues on the device (`rdma resource`), with the one"
         " of the kernel's own. Most of the memory is rxe's, the rest the exerciser's and its requests'. Each send"
         " has two completions. What leases cost is above.",
         plot_growth,
