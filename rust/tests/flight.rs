@@ -207,6 +207,30 @@ mod tests {
     }
 
     #[test]
+    fn requests_can_be_handed_out_of_the_handler() -> Result {
+        with_device(Setup::new(), |t| {
+            let shelf = shelf()?;
+            let qp = lay_by(t, &shelf)?;
+            for tag in 0..4 {
+                qp.post_recv(t.request(tag, 8)?)?;
+            }
+            for _ in 0..4 {
+                t.fake().complete_recv(qp.num(), Wc::ok(8))?;
+            }
+            check!(eventually(|| shelf.lock().len() == 4));
+            check_eq!(t.log().tags_dropped.get(), 0);
+            while let Some(request) = { shelf.lock().pop() } {
+                t.post_soon_with(request, |request| qp.post_recv(request))?;
+            }
+            check_eq!(t.fake().recvs(qp.num()), 4);
+            qp.close(t.may_wait)?;
+            // Flushed, and laid by again.
+            check_eq!(shelf.lock().len(), 4);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn a_request_may_outlive_its_queue_pair() -> Result {
         with_device(Setup::new(), |t| {
             let shelf = shelf()?;
