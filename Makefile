@@ -11,7 +11,7 @@ help:
 	@echo '     PARAMS="qps=64 ..."  with these parameters of the module'
 	@echo '     TRACE=1              with the trace events of the RDMA core and of the module'
 	@echo 'make test                 run every test (TESTS="name ..." some, JOBS=n so many at once)'
-	@echo 'make soak                 what happens to real machines, a thousand times; takes hours (NAMES="name ..." some,'
+	@echo 'make soak                 what happens to real machines, a thousand times, for half an hour (NAMES="name ..." some,'
 	@echo '                          SCALE=percent so much of it, SEED=n the same again)'
 	@echo 'make bench                measure the Rust layer beside C, for half an hour (PARTS="insns ..." only these,'
 	@echo '                          BENCH=quick less of it, for two minutes)'
