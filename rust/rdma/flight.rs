@@ -40,7 +40,7 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// While `links.listed` is set, it is on the list of `roll`, and stays where it is.
+/// While `listed` is set, it is on the list of `roll`, and stays where it is.
 #[repr(C)]
 pub(crate) struct Header {
     /// Passed to the RDMA core, which calls `cqe.done` with a pointer to it.
@@ -51,9 +51,10 @@ pub(crate) struct Header {
     /// Whether the device has the request, or may have it. Belongs to who has the request; the device
     /// has its own ways of telling that it is posted, and that it is complete.
     in_flight: UnsafeCell<bool>,
+    /// Belongs to who has the lock of `roll`, as `links` do. It is here since here is room for it.
+    listed: UnsafeCell<bool>,
     /// The roll that the request last entered. Belongs to who has the request.
     roll: UnsafeCell<Option<Arc<Roll>>>,
-    /// Belong to who has the lock of `roll`.
     links: UnsafeCell<Links>,
 }
 
@@ -61,7 +62,6 @@ pub(crate) struct Header {
 pub(crate) type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
 struct Links {
-    listed: bool,
     prev: *mut Header,
     next: *mut Header,
 }
@@ -74,9 +74,9 @@ impl Header {
             qp: core::ptr::null(),
             recv: false,
             in_flight: UnsafeCell::new(false),
+            listed: UnsafeCell::new(false),
             roll: UnsafeCell::new(None),
             links: UnsafeCell::new(Links {
-                listed: false,
                 prev: core::ptr::null_mut(),
                 next: core::ptr::null_mut(),
             }),
@@ -135,8 +135,8 @@ impl Header {
         let mut list = roll.list.lock();
         // SAFETY: With the lock of the roll the links are ours.
         unsafe {
+            *self.listed.get() = true;
             let links = &mut *self.links.get();
-            links.listed = true;
             links.prev = core::ptr::null_mut();
             links.next = list.first;
             if let Some(next) = NonNull::new(list.first) {
@@ -166,7 +166,7 @@ impl Drop for Header {
 
 /// # Invariants
 ///
-/// Leads to all headers with `listed` set of this roll, by their links.
+/// Leads to all headers with `listed` set of this roll, by their `links`.
 struct List {
     first: *mut Header,
 }
@@ -179,10 +179,10 @@ impl List {
         // SAFETY: `self` is only reached with the lock of the roll, so the links are ours; by the type
         // invariant they lead to headers that are there.
         unsafe {
-            let links = &mut *header.links.get();
-            if !core::mem::take(&mut links.listed) {
+            if !core::mem::take(&mut *header.listed.get()) {
                 return;
             }
+            let links = &*header.links.get();
             match NonNull::new(links.prev) {
                 Some(prev) => (*prev.as_ref().links.get()).next = links.next,
                 None => self.first = links.next,
