@@ -11,6 +11,14 @@
 #include <rdma/rdma_cm.h>
 #include <trace/rdma_cq.h>
 
+/* Where code may be running. */
+enum rdma_execution_context {
+	RDMA_EXECUTION_OTHER,
+	RDMA_EXECUTION_SOFTIRQ,
+	/* Of a workqueue, and free to sleep. */
+	RDMA_EXECUTION_WORKER,
+};
+
 /* As define_trace.h has them for CREATE_RUST_TRACE_POINTS. */
 void rust_do_trace_rdma_cq_lease(const struct ib_cq *cq, u32 nr_cqe);
 void rust_do_trace_rdma_cq_put(const struct ib_cq *cq, u32 nr_cqe);

@@ -18,27 +18,30 @@
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
 #include <rdma/rdma_cm.h>
+#include <rdma_bindings.h>
 
 /* As far as the configuration lets anybody know: without PREEMPT_COUNT a spinlock held is not seen. */
-bool rust_helper_rdma_may_sleep(void)
+static __always_inline bool may_sleep(void)
 {
 	return in_task() && !in_atomic() && !irqs_disabled() && !rcu_preempt_depth();
+}
+
+bool rust_helper_rdma_may_sleep(void)
+{
+	return may_sleep();
 }
 
 /* As the above, but never true by mistake: without PREEMPT_COUNT nothing is sure. */
 bool rust_helper_rdma_surely_may_sleep(void)
 {
-	return preemptible() && rust_helper_rdma_may_sleep();
+	return preemptible() && may_sleep();
 }
 
-bool rust_helper_rdma_in_softirq(void)
+enum rdma_execution_context rust_helper_rdma_execution(void)
 {
-	return in_serving_softirq() && !in_hardirq() && !in_nmi();
-}
-
-bool rust_helper_rdma_in_wq_worker(void)
-{
-	return in_task() && (current->flags & PF_WQ_WORKER);
+	if (in_serving_softirq())
+		return in_hardirq() || in_nmi() ? RDMA_EXECUTION_OTHER : RDMA_EXECUTION_SOFTIRQ;
+	return current->flags & PF_WQ_WORKER && may_sleep() ? RDMA_EXECUTION_WORKER : RDMA_EXECUTION_OTHER;
 }
 
 /* Without CPU hotplug these are empty, and the kernel's bindings have none. */

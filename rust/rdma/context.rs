@@ -177,16 +177,13 @@ pub enum Execution {
 
 impl Execution {
     /// Looks at the current context. May be called from any.
+    #[inline]
     pub fn current() -> Self {
-        // SAFETY: These only look at the state of the current CPU and task.
-        unsafe {
-            if bindings::rdma_in_softirq() {
-                Self::Softirq
-            } else if bindings::rdma_in_wq_worker() && bindings::rdma_may_sleep() {
-                Self::Worker
-            } else {
-                Self::Other
-            }
+        // SAFETY: Only looks at the state of the current CPU and task.
+        match unsafe { bindings::rdma_execution() } {
+            bindings::rdma_execution_context_RDMA_EXECUTION_SOFTIRQ => Self::Softirq,
+            bindings::rdma_execution_context_RDMA_EXECUTION_WORKER => Self::Worker,
+            _ => Self::Other,
         }
     }
 }
