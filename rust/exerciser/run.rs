@@ -65,10 +65,7 @@ use crate::{
         Report,
         Status, //
     },
-    stats::{
-        Counter,
-        Stats, //
-    },
+    stats::Stats,
     traffic::{
         End,
         Flow,
@@ -269,7 +266,7 @@ impl<'bound> Run<'bound> {
         }
         // Whatever happened, all that was posted has to come back before it is counted.
         parts.close(self.dev, may_wait);
-        trace::run_end::<C>(self.dev, parts.sum(|stats| &stats.sent));
+        trace::run_end::<C>(self.dev, parts.sum(|stats| stats.sent.get()));
 
         // What fails since the device is going is no failure of the run.
         let stopped = self.stopped();
@@ -345,7 +342,7 @@ impl<'bound> Run<'bound> {
                 );
                 return Err(ENOTCONN);
             }
-            let completed = parts.sum(|stats| &stats.completed);
+            let completed = parts.sum(Stats::completed);
             if completed != before {
                 before = completed;
                 since = Instant::now();
@@ -494,20 +491,20 @@ impl<'bound, C: Promise> Parts<'bound, C> {
             .map(|index| index / 2)
     }
 
-    fn sum(&self, counter: impl Fn(&Stats) -> &Counter) -> u64 {
-        self.stats.iter().map(|stats| counter(stats).get()).sum()
+    fn sum(&self, count: impl Fn(&Stats) -> u64) -> u64 {
+        self.stats.iter().map(|stats| count(stats)).sum()
     }
 
     /// What was counted, and what to think of it.
     fn line(self, device: Name, ran: bool, stopped: bool) -> Line {
-        let ops = self.sum(|stats| &stats.sent);
-        let received = self.sum(|stats| &stats.received);
-        let posted = self.sum(|stats| &stats.posted);
-        let lost = posted.abs_diff(self.sum(|stats| &stats.completed));
-        let corrupt = self.sum(|stats| &stats.corrupt);
-        let flushed = self.sum(|stats| &stats.flushed);
-        let failed = self.sum(|stats| &stats.failed);
-        let wrong_ctx = self.sum(|stats| &stats.wrong_ctx);
+        let ops = self.sum(|stats| stats.sent.get());
+        let received = self.sum(|stats| stats.received.get());
+        let posted = self.sum(|stats| stats.posted(self.config.ops));
+        let lost = posted.abs_diff(self.sum(Stats::completed));
+        let corrupt = self.sum(|stats| stats.corrupt.get());
+        let flushed = self.sum(|stats| stats.flushed.get());
+        let failed = self.sum(|stats| stats.failed.get());
+        let wrong_ctx = self.sum(|stats| stats.wrong_ctx.get());
         let wanted = self.config.total_ops();
 
         let sound = lost == 0 && corrupt == 0 && wrong_ctx == 0;

@@ -4,42 +4,17 @@
 
 #![forbid(unsafe_code)]
 
-use kernel::{
-    prelude::*,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
-    }, //
-};
+use kernel::prelude::*;
+use rdma::counter::Counter;
 
-/// A counter that several CPUs may add to.
-pub(crate) struct Counter(Atomic<u64>);
-
-impl Counter {
-    pub(crate) fn new() -> Self {
-        Self(Atomic::new(0))
-    }
-
-    /// Adds one. Returns what it was.
-    pub(crate) fn add_one(&self) -> u64 {
-        self.0.fetch_add(1u64, Relaxed)
-    }
-
-    pub(crate) fn sub_one(&self) {
-        self.0.fetch_sub(1u64, Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
-/// The counters of one queue pair.
+/// The counters of one queue pair. They have a cache line of their own: those of another queue pair may
+/// be counted on another CPU at the same time.
+#[repr(align(64))]
 pub(crate) struct Stats {
-    /// Requests posted.
-    pub(crate) posted: Counter,
-    /// Requests that came back, however they ended.
-    pub(crate) completed: Counter,
+    /// Requests that were to be posted, and attempts to have one more than all.
+    begun: Counter,
+    /// Requests that were begun and aren't posted: refused, or waiting until they may be.
+    pub(crate) unposted: Counter,
     /// Sends that succeeded.
     pub(crate) sent: Counter,
     /// Messages that arrived.
@@ -57,8 +32,8 @@ pub(crate) struct Stats {
 impl Stats {
     pub(crate) fn new() -> Self {
         Self {
-            posted: Counter::new(),
-            completed: Counter::new(),
+            begun: Counter::new(),
+            unposted: Counter::new(),
             sent: Counter::new(),
             received: Counter::new(),
             corrupt: Counter::new(),
@@ -66,6 +41,24 @@ impl Stats {
             failed: Counter::new(),
             wrong_ctx: Counter::new(),
         }
+    }
+
+    /// Whether one more request is to be posted, of `ops` in all.
+    pub(crate) fn begin_one(&self, ops: u32) -> bool {
+        self.begun.add_one() < u64::from(ops)
+    }
+
+    /// Requests posted, of `ops` in all.
+    pub(crate) fn posted(&self, ops: u32) -> u64 {
+        self.begun
+            .get()
+            .min(ops.into())
+            .saturating_sub(self.unposted.get())
+    }
+
+    /// Requests that came back, however they ended.
+    pub(crate) fn completed(&self) -> u64 {
+        self.sent.get() + self.received.get() + self.flushed.get() + self.failed.get()
     }
 }
 

@@ -35,6 +35,7 @@ use rdma::{
         UnboundWorkqueue,
         Workqueue, //
     },
+    counter::Counter,
     cq::{
         CompletionQueue,
         Entries, //
@@ -61,7 +62,6 @@ use crate::{
     payload::Id,
     queues::Queues,
     stats::{
-        Counter,
         Histogram,
         Stats, //
     },
@@ -287,8 +287,6 @@ pub(crate) struct End<'bound, C> {
     traffic: Arc<Traffic>,
     pair: u32,
     pub(crate) stats: Arc<Stats>,
-    /// Requests that were posted or are about to be.
-    begun: Counter,
     /// Of a receiver: the round that is next in each slot of the sender.
     rounds: KVec<Counter>,
     flow: Option<Arc<Flow<'bound>>>,
@@ -306,7 +304,6 @@ impl<'bound, C: Promise> End<'bound, C> {
             traffic,
             pair,
             stats,
-            begun: Counter::new(),
             rounds: KVec::new(),
             flow,
             _context: PhantomData,
@@ -328,48 +325,37 @@ impl<'bound, C: Promise> End<'bound, C> {
 
     /// Whether one more request is to be posted.
     fn begin_one(&self) -> bool {
-        self.begun.add_one() < u64::from(self.traffic.config.ops)
+        self.stats.begin_one(self.traffic.config.ops)
     }
 
-    /// Counts a request, then has it posted: it may come back at once.
-    fn post(
-        &self,
-        request: WorkRequest<'bound, Tag>,
-        post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
-    ) -> Result {
-        self.stats.posted.add_one();
-        post(request).map_err(|e| {
-            // Where the driver left it open whether it has the request, it still counts.
+    /// Lets a send go, unless it has to wait for a receive.
+    #[inline]
+    fn admit(&self, request: WorkRequest<'bound, Tag>) -> Option<WorkRequest<'bound, Tag>> {
+        let Some(flow) = &self.flow else {
+            return Some(request);
+        };
+        self.stats.unposted.add_one();
+        let request = flow.admit(request)?;
+        self.stats.unposted.sub_one();
+        Some(request)
+    }
+
+    /// Counts what was to be posted and isn't.
+    #[inline]
+    fn send_posted(&self, result: Result<(), PostError<'bound, Tag>>) -> Result {
+        result.map_err(|e| {
+            // Where the driver left it open whether it has the request, it counts as posted.
             if e.request.is_some() {
-                self.stats.posted.sub_one();
+                self.stats.unposted.add_one();
             }
             e.error
         })
     }
 
-    /// Posts a send, unless it has to wait for a receive.
-    fn send(
-        &self,
-        request: WorkRequest<'bound, Tag>,
-        post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
-    ) -> Result {
-        let request = match &self.flow {
-            None => request,
-            Some(flow) => match flow.admit(request) {
-                None => return Ok(()),
-                Some(request) => request,
-            },
-        };
-        self.post(request, post)
-    }
-
-    /// Posts a receive, and lets a send go for it.
-    fn receive(
-        &self,
-        request: WorkRequest<'bound, Tag>,
-        post: impl FnOnce(WorkRequest<'bound, Tag>) -> Result<(), PostError<'bound, Tag>>,
-    ) -> Result {
-        self.post(request, post)?;
+    /// As the above, of a receive, for which a send may go.
+    #[inline]
+    fn recv_posted(&self, result: Result<(), PostError<'bound, Tag>>) -> Result {
+        self.send_posted(result)?;
         if let Some(flow) = &self.flow {
             flow.receive_posted();
         }
@@ -378,10 +364,12 @@ impl<'bound, C: Promise> End<'bound, C> {
 
     /// Posts a send that had to wait for a receive.
     pub(crate) fn go_on(qp: &QueuePair<'bound, Self>, request: WorkRequest<'bound, Tag>) -> Result {
-        qp.handler().post(request, |request| qp.post_send(request))
+        qp.handler().stats.unposted.sub_one();
+        qp.handler().send_posted(qp.post_send(request))
     }
 
     /// Fills a request with its slot's next message.
+    #[inline(always)]
     fn prepare(&self, request: &mut WorkRequest<'_, Tag>) {
         let id = Id {
             pair: self.pair,
@@ -402,7 +390,10 @@ impl<'bound, C: Promise> End<'bound, C> {
             return Ok(());
         }
         end.prepare(&mut request);
-        end.send(request, |request| qp.post_send(request))
+        match end.admit(request) {
+            Some(request) => end.send_posted(qp.post_send(request)),
+            None => Ok(()),
+        }
     }
 
     /// Posts one of the first receives.
@@ -414,12 +405,12 @@ impl<'bound, C: Promise> End<'bound, C> {
         if !end.begin_one() {
             return Ok(());
         }
-        end.receive(request, |request| qp.post_recv(request))
+        end.recv_posted(qp.post_recv(request))
     }
 
     /// Counts what every completion has in common. Says whether the request succeeded.
+    #[inline(always)]
     fn count(&self, completion: &Completion<'_>, what: &str) -> Option<u32> {
-        self.stats.completed.add_one();
         if Execution::current() != C::EXECUTION {
             self.stats.wrong_ctx.add_one();
         }
@@ -476,8 +467,10 @@ impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
         if self.begin_one() {
             request.tag_mut().round += 1;
             self.prepare(&mut request);
-            // It is refused only when the run ends, which is seen elsewhere.
-            let _ = self.send(request, |request| qp.post_send(request));
+            if let Some(request) = self.admit(request) {
+                // It is refused only when the run ends, which is seen elsewhere.
+                let _ = self.send_posted(qp.post_send(request));
+            }
         }
     }
 
@@ -499,7 +492,7 @@ impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
         }
         if self.begin_one() {
             // As above.
-            let _ = self.receive(request, |request| qp.post_recv(request));
+            let _ = self.recv_posted(qp.post_recv(request));
         }
     }
 }

@@ -57,6 +57,7 @@ pub mod client;
 pub mod cm;
 pub mod completion;
 pub mod context;
+pub mod counter;
 pub mod cq;
 pub mod debugfs;
 pub mod device;
