@@ -49,15 +49,15 @@ MODULE_PARM_DESC(private, "1: completion queues of its own, which direct ones ar
 #define BUCKETS		((64 - PART_BITS + 1) * PARTS)
 
 struct stats {
-	atomic64_t posted;
-	atomic64_t completed;
+	atomic64_t begun;
+	atomic64_t unposted;
 	atomic64_t sent;
 	atomic64_t received;
 	atomic64_t corrupt;
 	atomic64_t flushed;
 	atomic64_t failed;
 	atomic64_t wrong_ctx;
-};
+} ____cacheline_aligned;
 
 /* A completion queue of the run's own. If it is a direct one, a worker polls it, one at a time. */
 struct own_cq {
@@ -89,7 +89,6 @@ struct end {
 	u32 pair;
 	bool open;
 	struct stats stats;
-	atomic64_t begun;
 	/* Of a receiver: the round that is next in each slot of the sender. */
 	atomic64_t *rounds;
 	struct twin_req **reqs;
@@ -122,12 +121,12 @@ struct id {
 	u64 round;
 };
 
-static u64 first_word(const struct id *id)
+static __always_inline u64 first_word(const struct id *id)
 {
 	return ((u64)id->pair << 32 | id->slot) * 0x9e3779b97f4a7c15 ^ rol64(id->round, 17);
 }
 
-static u64 next_word(u64 *state)
+static __always_inline u64 next_word(u64 *state)
 {
 	u64 x = max(*state, 1ULL);
 
@@ -138,7 +137,7 @@ static u64 next_word(u64 *state)
 	return x * 0x2545f4914f6cdd1d;
 }
 
-static void write_message(const struct id *id, void *data, u32 len)
+static __always_inline void write_message(const struct id *id, void *data, u32 len)
 {
 	u64 state = first_word(id), word;
 
@@ -153,7 +152,7 @@ static void write_message(const struct id *id, void *data, u32 len)
 	memcpy(data, &word, len);
 }
 
-static bool read_message(struct id *id, const void *data, u32 len)
+static __always_inline bool read_message(struct id *id, const void *data, u32 len)
 {
 	u64 state, word;
 
@@ -172,7 +171,7 @@ static bool read_message(struct id *id, const void *data, u32 len)
 
 /* --- how long sends took ---------------------------------------------------------------------- */
 
-static u32 bucket_of(u64 value)
+static __always_inline u32 bucket_of(u64 value)
 {
 	int bits = fls64(value);
 	int shift = bits > PART_BITS + 1 ? bits - PART_BITS - 1 : 0;
@@ -222,12 +221,12 @@ static void end_finished(struct traffic *traffic)
 		complete_all(&traffic->over);
 }
 
-static bool begin_one(struct end *end)
+static __always_inline bool begin_one(struct end *end)
 {
-	return atomic64_fetch_inc_relaxed(&end->begun) < ops;
+	return atomic64_fetch_inc_relaxed(&end->stats.begun) < ops;
 }
 
-static bool in_context(enum ib_poll_context ctx)
+static __always_inline bool in_context(enum ib_poll_context ctx)
 {
 	if (in_serving_softirq() && !in_hardirq() && !in_nmi())
 		return ctx == IB_POLL_SOFTIRQ;
@@ -235,7 +234,7 @@ static bool in_context(enum ib_poll_context ctx)
 	       !in_atomic() && !irqs_disabled() && !rcu_preempt_depth();
 }
 
-static void prepare(struct end *end, struct twin_req *req)
+static __always_inline void prepare(struct end *end, struct twin_req *req)
 {
 	const struct id id = { .pair = end->pair, .slot = req->slot, .round = req->round };
 
@@ -244,9 +243,8 @@ static void prepare(struct end *end, struct twin_req *req)
 }
 
 /* Counts what every completion has in common. Says whether the request succeeded. */
-static bool count(struct end *end, struct ib_wc *wc, const char *what)
+static __always_inline bool count(struct end *end, struct ib_wc *wc, const char *what)
 {
-	atomic64_inc(&end->stats.completed);
 	if (!in_context(end->traffic->ctx))
 		atomic64_inc(&end->stats.wrong_ctx);
 	if (likely(wc->status == IB_WC_SUCCESS))
@@ -261,7 +259,7 @@ static bool count(struct end *end, struct ib_wc *wc, const char *what)
 	return false;
 }
 
-static void sent(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+static __always_inline void sent(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
 {
 	if (!count(end, wc, "send"))
 		return;
@@ -272,13 +270,12 @@ static void sent(struct end *end, struct twin_req *req, struct ib_wc *wc, struct
 		return;
 	req->round++;
 	prepare(end, req);
-	atomic64_inc(&end->stats.posted);
-	/* Refused only when the run ends. A request in doubt still counts. */
+	/* Refused only when the run ends. A request in doubt counts as posted. */
 	if (unlikely(twin_repost_send(&end->qp, req, place)) && !atomic_read(&end->qp.doubtful))
-		atomic64_dec(&end->stats.posted);
+		atomic64_inc(&end->stats.unposted);
 }
 
-static bool accept(struct end *end, struct twin_req *req, u32 byte_len)
+static __always_inline bool accept(struct end *end, struct twin_req *req, u32 byte_len)
 {
 	struct id id;
 
@@ -288,7 +285,7 @@ static bool accept(struct end *end, struct twin_req *req, u32 byte_len)
 	return atomic64_fetch_inc_relaxed(&end->rounds[id.slot]) == id.round && id.pair == end->pair;
 }
 
-static void received(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+static __always_inline void received(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
 {
 	if (!count(end, wc, "receive"))
 		return;
@@ -298,9 +295,8 @@ static void received(struct end *end, struct twin_req *req, struct ib_wc *wc, st
 		end_finished(end->traffic);
 	if (!begin_one(end))
 		return;
-	atomic64_inc(&end->stats.posted);
 	if (unlikely(twin_repost_recv(&end->qp, req, place)) && !atomic_read(&end->qp.doubtful))
-		atomic64_dec(&end->stats.posted);
+		atomic64_inc(&end->stats.unposted);
 }
 
 static void sent_done(struct ib_cq *cq, struct ib_wc *wc)
@@ -482,11 +478,10 @@ static int start(struct end *end, bool sender)
 			return 0;
 		if (sender)
 			prepare(end, end->reqs[i]);
-		atomic64_inc(&end->stats.posted);
 		err = sender ? twin_post_send(&end->qp, end->reqs[i]) :
 			       twin_post_recv(&end->qp, end->reqs[i]);
 		if (err) {
-			atomic64_dec(&end->stats.posted);
+			atomic64_inc(&end->stats.unposted);
 			return err;
 		}
 	}
@@ -503,6 +498,21 @@ static u64 sum(struct traffic *traffic, size_t counter)
 	return sum;
 }
 #define SUM(counter) sum(traffic, offsetof(struct stats, counter))
+
+static u64 sum_posted(struct traffic *traffic)
+{
+	u64 posted = 0;
+	u32 i;
+
+	for (i = 0; i < 2 * qps; i++)
+		posted += min_t(u64, atomic64_read(&traffic->ends[i].stats.begun), ops);
+	return posted - SUM(unposted);
+}
+
+static u64 sum_completed(struct traffic *traffic)
+{
+	return SUM(sent) + SUM(received) + SUM(flushed) + SUM(failed);
+}
 
 static int drive(struct run *run, struct traffic *traffic, struct ib_pd *pd, ktime_t *started)
 {
@@ -534,7 +544,7 @@ static int drive(struct run *run, struct traffic *traffic, struct ib_pd *pd, kti
 	}
 	while (!READ_ONCE(run->stop) &&
 	       !wait_for_completion_timeout(&traffic->over, msecs_to_jiffies(GLANCE_MS))) {
-		now = SUM(completed);
+		now = sum_completed(traffic);
 		idle = now == before ? idle + 1 : 0;
 		before = now;
 		patience = atomic_read(&traffic->failures_logged) ? GLANCES_AFTER_FAILURE : GLANCES;
@@ -562,7 +572,8 @@ static u32 num_cqs(struct traffic *traffic)
 
 static void report(struct run *run, struct traffic *traffic, int err, u64 nanos)
 {
-	u64 wanted = (u64)qps * ops, posted = SUM(posted), completed = SUM(completed);
+	u64 wanted = (u64)qps * ops, posted = sum_posted(traffic);
+	u64 completed = sum_completed(traffic);
 	bool pass = !err && posted == completed && !SUM(corrupt) && !SUM(wrong_ctx) &&
 		    SUM(sent) == wanted && SUM(received) == wanted && !SUM(flushed) && !SUM(failed);
 

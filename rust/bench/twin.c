@@ -6,8 +6,9 @@
 
 /* As the crate rdma has them, in rust/rdma/qp.rs. */
 #define MIN_RNR_TIMER	1
-#define ACK_TIMEOUT	14
-#define RETRIES		7
+#define ACK_TIMEOUT	18
+#define RETRIES		6
+#define RNR_RETRIES	7
 #define HOP_LIMIT	64
 #define FLUSH_MS	60000
 
@@ -144,7 +145,7 @@ int twin_qp_connect(struct twin_qp *qp, const struct twin_qp *peer, u8 gid_index
 	attr.max_rd_atomic = 1;
 	attr.timeout = ACK_TIMEOUT;
 	attr.retry_cnt = RETRIES;
-	attr.rnr_retry = RETRIES;
+	attr.rnr_retry = RNR_RETRIES;
 	err = ib_modify_qp(qp->qp, &attr,
 			   IB_QP_STATE | IB_QP_SQ_PSN | IB_QP_MAX_QP_RD_ATOMIC | IB_QP_TIMEOUT |
 				   IB_QP_RETRY_CNT | IB_QP_RNR_RETRY);
