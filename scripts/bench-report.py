@@ -10,8 +10,11 @@ bench-report.py static BUILD           what the object code in build/stock says
 bench-report.py report DIR GNUPLOT     report.md and plots, of the lines and facts that scripts/bench left;
                                        GNUPLOT is the directory that gnuplot was unpacked into
 bench-report.py check LIMIT LOG        fails if a ratio on the way of a request is above the limit
+bench-report.py readme REPORT README   fails if README.md gives other figures than the report, and says which
+                                       it should give
 """
 
+import math
 import os
 import re
 import statistics
@@ -111,14 +114,30 @@ def runs(path):
     return found, notes
 
 
+def interval(values):
+    """The narrowest two of the values, as far from either end, between which the median of all there might
+    be lies with at least 95 %, whatever their distribution. None if there are too few."""
+    values = sorted(values)
+    n = len(values)
+    found = None
+    for rank in range(n // 2):
+        outside = 2 * sum(math.comb(n, i) for i in range(rank + 1)) / 2**n
+        if outside > 0.05:
+            break
+        found = values[rank], values[n - 1 - rank]
+    return found
+
+
 def compared(pairs, value):
     """The fields of a line: both medians, and the ratio pair by pair."""
     sides = {w: [value(p[w]) for p in pairs] for w in ("rust", "c")}
     ratios = [r / c for r, c in zip(sides["rust"], sides["c"])]
+    sure = interval(ratios)
     return (
         f"rust={statistics.median(sides['rust']):.0f} c={statistics.median(sides['c']):.0f}"
         f" ratio={statistics.median(ratios):.3f} pairs={len(ratios)}"
         f" ratio_range={min(ratios):.3f}..{max(ratios):.3f}"
+        f" ratio_95={'{:.3f}..{:.3f}'.format(*sure) if sure else 'unknown'}"
     )
 
 
@@ -130,17 +149,21 @@ def number(field, factor=1):
 def traffic_lines(path):
     found, notes = runs(path)
     for unit, field in (("ops_per_s", "ops_per_s"), ("p50_ns", "lat_p50_ns"), ("p99_ns", "lat_p99_ns")):
-        medians = []
+        medians, above, below = [], 0, 0
         for (qps, size, queues, ctx), pairs in found.items():
             line = compared(pairs, number(field))
             medians.append(float(fields(line)["ratio"]))
+            if (sure := fields(line)["ratio_95"]) != "unknown":
+                least, most = map(float, sure.split(".."))
+                above += least > 1
+                below += most < 1
             ops = statistics.median(int(f["ops"]) for pair in pairs for f in pair.values())
             yield f"bench: name=traffic_{queues}_{ctx} qps={qps} size={size} ops={ops:.0f} unit={unit} {line}"
         if medians:
             notes.append(
                 f"bench: of all {len(medians)} medians of {unit}: least={min(medians):.3f}"
                 f" median={statistics.median(medians):.3f} most={max(medians):.3f}"
-                f" at_least_1={sum(m >= 1 for m in medians)}"
+                f" at_least_1={sum(m >= 1 for m in medians)} surely_above_1={above} surely_below_1={below}"
             )
     yield from notes
 
@@ -355,15 +378,15 @@ def plot_insns(plots, rows):
 
 def plot_traffic(plots, rows):
     for unit, title in (
-        ("ops_per_s", "Sends a second, Rust / C"),
-        ("p50_ns", "Median time of a send, Rust / C"),
-        ("p99_ns", "99th percentile of the time of a send, Rust / C"),
+        ("ops_per_s", "Sends a second, Rust / C (more is better)"),
+        ("p50_ns", "Median time of a send, Rust / C (less is better)"),
+        ("p99_ns", "99th percentile of the time of a send, Rust / C (less is better)"),
     ):
         shown = [
             (
                 f"{r['name'].removeprefix('traffic_').replace('_', ' ')}, {r['qps']} pairs, {r['size']} bytes",
                 float(r["ratio"]),
-                *map(float, r["ratio_range"].split("..")),
+                *map(float, r["ratio_range" if r["ratio_95"] == "unknown" else "ratio_95"].split("..")),
             )
             for r in rows
             if r["unit"] == unit
@@ -430,18 +453,20 @@ PARTS = {
     ),
     "rxe": (
         "Instructions on rxe",
-        "As above, but all that a send of 64 bytes takes on rxe, from one completion to the next: the"
+        "As above, but all that a send takes on rxe, from one completion to the next: the"
         " exerciser beside its twin, which fill and check each message, and the kernel's own part, which is"
         " most of it. Latency is not a figure of such a guest.",
         None,
     ),
     "traffic": (
         "Sends a second, and how long they take",
-        "On rxe, on user-mode Linux without debug options, 2 CPUs: the exerciser and its twin in turns, each"
-        " on a device of its own. 32 sends are in flight a pair of queue pairs. `ops` is how many sends a run"
-        " had, all pairs together: as many as the exerciser, tried before, gets done in a given time; its twin"
-        " has as many. The ratio is of each pair of runs: its median, and its range. Of sends a second more is"
-        " better, of times less. The network device has an MTU of 9000, so that 4096 bytes are one packet: rxe"
+        "On rxe, on user-mode Linux without debug options, 2 CPUs: the exerciser and its twin in turns, who"
+        " begins changes, each on a device of its own. 32 sends are in flight a pair of queue pairs. `ops` is"
+        " how many sends a run had, all pairs together: as many as the exerciser, tried before, gets done in a"
+        " given time; its twin has as many. The ratio is of each pair of runs: its median, its range, and the"
+        " interval in which the median of all such pairs lies with at least 95 %. Where that holds 1, nothing"
+        " was found that tells the two sides apart; of so many, one or two don't hold it by chance. Of sends a"
+        " second more is better, of times less. The network device has an MTU of 9000, so that 4096 bytes are one packet: rxe"
         " of Linux 7.3 breaks messages of several when it sends again. Runs that did not pass are counted"
         " below, and shown; both sides then ran once more, twice at most.",
         plot_traffic,
@@ -520,6 +545,76 @@ def report(directory, gnuplot):
         f.write("\n".join(out).rstrip() + "\n")
 
 
+# --- README.md ------------------------------------------------------------------------------------
+
+
+def rows_of(text):
+    """The rows of all tables in Markdown, as dictionaries."""
+    heads = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
+        if not cells:
+            heads = None
+        elif not heads:
+            heads = cells
+        elif set(cells[0]) != {"-"}:
+            yield dict(zip(heads, cells))
+
+
+# What is shown of the instructions: what to call it, and how to find it.
+SHOWN = (
+    ("post a send", {"name": "post_send"}),
+    ("post a receive", {"name": "post_recv"}),
+    ("post 16 sends as a chain, each", {"name": "chain_16"}),
+    ("complete one, in softirq context", {"name": "complete_send_softirq"}),
+    ("the same, in a worker", {"name": "complete_send_workqueue"}),
+    ("complete one, and post it again in the handler", {"name": "steady_send_softirq"}),
+    ("poll 16 by hand, each", {"name": "poll_16"}),
+    ("all of a send on rxe, 64 bytes", {"name": "rxe_softirq", "size": "64"}),
+    ("all of a send on rxe, 4096 bytes", {"name": "rxe_softirq", "size": "4096"}),
+    ("take a lease, and give it back", {"name": "lease_put"}),
+)
+
+
+def readme_lines(text):
+    """The lines that README.md has to have."""
+    rows = list(rows_of(text))
+
+    def find(**wanted):
+        for row in rows:
+            if all(row.get(key) == value for key, value in wanted.items()):
+                return row
+        die(f"the report has no row with {wanted}")
+
+    yield "| instructions | Rust | C |"
+    yield "|---|---|---|"
+    for about, wanted in SHOWN:
+        row = find(**wanted)
+        yield f"| {about} | {float(row['rust']):.0f} | {float(row['c']):.0f} |"
+    yield "| sends a second on rxe | `cq_exerciser` | perftest |"
+    yield "|---|---|---|"
+    for row in rows:
+        if row.get("name") == "user_best" and row["unit"] == "ops_per_s":
+            pairs = "1 pair" if row["qps"] == "1" else f"{row['qps']} pairs"
+            yield f"| {pairs} of queue pairs, {row['size']} bytes | {row['rust']} | {row['perftest']} |"
+    m = re.search(r"of all (\d+) medians of ops_per_s: least=(\S+) median=(\S+) most=(\S+) .*surely_below_1=(\d+)", text)
+    if not m:
+        die("the report does not sum up sends a second")
+    yield f"sends a second are {m[2]} to {m[4]} times the twin's, {m[3]} in the middle of {m[1]} combinations"
+
+
+def readme(report, path):
+    with open(path, encoding="utf-8") as f:
+        # A sentence may begin anew on any line.
+        have = " ".join(f.read().split())
+    with open(report, encoding="utf-8") as f:
+        missing = [line for line in readme_lines(f.read()) if line not in have]
+    for line in missing:
+        print(f"bench: error: {path} doesn't have, as {report} does: {line}")
+    if missing:
+        sys.exit(1)
+
+
 def main(args):
     match args:
         case ["insns", log]:
@@ -539,6 +634,8 @@ def main(args):
             report(directory, gnuplot)
         case ["check", limit, log]:
             check(float(limit), log)
+        case ["readme", report_path, path]:
+            readme(report_path, path)
         case _:
             sys.exit(__doc__)
 
