@@ -529,12 +529,14 @@ def report(directory, gnuplot):
         out += [f"## {title}", ""]
         path = f"{directory}/{part}/lines"
         if not os.path.exists(path):
-            out += [f"Not measured in this run: `make bench PARTS={part}` does.", ""]
+            out += [f"Not measured yet: `make bench PARTS={part}` does.", ""]
             continue
         with open(path, encoding="utf-8") as f:
             lines = f.read().splitlines()
+        with open(f"{directory}/{part}/when", encoding="utf-8") as f:
+            when = f.read().rstrip()
         rows = [fields(line) for line in lines if line.startswith("bench: name=")]
-        out += [about, "", *tables(rows)]
+        out += [about, "", when, "", *tables(rows)]
         notes = [line for line in lines if not line.startswith("bench: name=")]
         out += ["```text", *notes, "```", ""] if notes else []
         if draw and rows:
@@ -600,7 +602,10 @@ def readme_lines(text):
     m = re.search(r"of all (\d+) medians of ops_per_s: least=(\S+) median=(\S+) most=(\S+) .*surely_below_1=(\d+)", text)
     if not m:
         die("the report does not sum up sends a second")
-    yield f"sends a second are {m[2]} to {m[4]} times the twin's, {m[3]} in the middle of {m[1]} combinations"
+    yield (
+        f"sends a second are {m[2]} to {m[4]} times the twin's, {m[3]} in the middle of {m[1]} combinations,"
+        f" of which {'none is' if m[5] == '0' else m[5] + ' are'} surely below 1"
+    )
 
 
 def readme(report, path):
