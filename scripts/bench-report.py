@@ -141,6 +141,11 @@ def compared(pairs, value):
     )
 
 
+def pairs_of(row):
+    """How many pairs of queue pairs it is of, in words."""
+    return "1 pair" if row["qps"] == "1" else f"{row['qps']} pairs"
+
+
 def number(field, factor=1):
     """What takes a field, which is at least 1, out of a run."""
     return lambda f: max(int(f[field]), 1) * factor
@@ -384,7 +389,7 @@ def plot_traffic(plots, rows):
     ):
         shown = [
             (
-                f"{r['name'].removeprefix('traffic_').replace('_', ' ')}, {r['qps']} pairs, {r['size']} bytes",
+                f"{r['name'].removeprefix('traffic_').replace('_', ' ')}, {pairs_of(r)}, {r['size']} bytes",
                 float(r["ratio"]),
                 *map(float, r["ratio_range" if r["ratio_95"] == "unknown" else "ratio_95"].split("..")),
             )
@@ -422,7 +427,7 @@ def plot_growth(plots, rows):
 def plot_user(plots, rows):
     for unit, title in (("ops_per_s", "Sends a second"), ("p50_ns", "Nanoseconds of one send alone")):
         shown = [
-            (f"{r['qps']} pairs, {r['size']} bytes", float(r["rust"]), float(r["perftest"]))
+            (f"{pairs_of(r)}, {r['size']} bytes", float(r["rust"]), float(r["perftest"]))
             for r in rows
             if r["name"] == "user_best" and r["unit"] == unit
         ]
@@ -597,8 +602,7 @@ def readme_lines(text):
     yield "|---|---|---|"
     for row in rows:
         if row.get("name") == "user_best" and row["unit"] == "ops_per_s":
-            pairs = "1 pair" if row["qps"] == "1" else f"{row['qps']} pairs"
-            yield f"| {pairs} of queue pairs, {row['size']} bytes | {row['rust']} | {row['perftest']} |"
+            yield f"| {pairs_of(row)} of queue pairs, {row['size']} bytes | {row['rust']} | {row['perftest']} |"
     m = re.search(r"of all (\d+) medians of ops_per_s: least=(\S+) median=(\S+) most=(\S+) .*surely_below_1=(\d+)", text)
     if not m:
         die("the report does not sum up sends a second")
