@@ -471,9 +471,9 @@ PARTS = {
         " given time; its twin has as many. The ratio is of each pair of runs: its median, its range, and the"
         " interval in which the median of all such pairs lies with at least 95 %. Where that holds 1, nothing"
         " was found that tells the two sides apart; of so many, one or two don't hold it by chance. Of sends a"
-        " second more is better, of times less. The network device has an MTU of 9000, so that 4096 bytes are one packet: rxe"
-        " of Linux 7.3 breaks messages of several when it sends again. Runs that did not pass are counted"
-        " below, and shown; both sides then ran once more, twice at most.",
+        " second more is better, of times less. The network device has an MTU of 9000, so that 4096 bytes are"
+        " one packet: rxe of Linux 7.3 breaks messages of several when it sends again. Runs that did not pass"
+        " are counted below, and shown; both sides then ran once more, twice at most.",
         plot_traffic,
     ),
     "growth": (
@@ -587,7 +587,7 @@ def readme_lines(text):
     """The lines that README.md has to have."""
     rows = list(rows_of(text))
 
-    def find(**wanted):
+    def find(wanted):
         for row in rows:
             if all(row.get(key) == value for key, value in wanted.items()):
                 return row
@@ -596,7 +596,7 @@ def readme_lines(text):
     yield "| instructions | Rust | C |"
     yield "|---|---|---|"
     for about, wanted in SHOWN:
-        row = find(**wanted)
+        row = find(wanted)
         yield f"| {about} | {float(row['rust']):.0f} | {float(row['c']):.0f} |"
     yield "| sends a second on rxe | `cq_exerciser` | perftest |"
     yield "|---|---|---|"

@@ -259,7 +259,8 @@ static __always_inline bool count(struct end *end, struct ib_wc *wc, const char 
 	return false;
 }
 
-static __always_inline void sent(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+static __always_inline void sent(struct end *end, struct twin_req *req, struct ib_wc *wc,
+				 struct twin_place *place)
 {
 	if (!count(end, wc, "send"))
 		return;
@@ -285,7 +286,8 @@ static __always_inline bool accept(struct end *end, struct twin_req *req, u32 by
 	return atomic64_fetch_inc_relaxed(&end->rounds[id.slot]) == id.round && id.pair == end->pair;
 }
 
-static __always_inline void received(struct end *end, struct twin_req *req, struct ib_wc *wc, struct twin_place *place)
+static __always_inline void received(struct end *end, struct twin_req *req, struct ib_wc *wc,
+				     struct twin_place *place)
 {
 	if (!count(end, wc, "receive"))
 		return;

@@ -1177,6 +1177,8 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
     }
 }
 
+// Those that matter to how fast it is are in rust/bench/twin.c as well, to be compared with.
+
 /// Code of `min_rnr_timer`: 0.01 ms, the shortest.
 const MIN_RNR_TIMER: u8 = 1;
 /// Code of `timeout`: 4.096 us * 2^18 = 1.1 s.
