@@ -33,6 +33,8 @@ pub(crate) struct Config {
     contexts: u32,
     /// Whether queues are the run's own, rather than leased.
     pub(crate) private: bool,
+    /// Of how many sends one asks for a completion.
+    pub(crate) signal: usize,
 }
 
 /// A poll context that traffic can run in, and its bit in the parameter `contexts`.
@@ -61,6 +63,8 @@ const SIZE: RangeInclusive<i64> = payload::MIN_SIZE..=1 << 20;
 const VECTOR: RangeInclusive<i64> = -1..=i32::MAX as i64;
 const CONTEXTS: RangeInclusive<i64> = 1..=15;
 const PRIVATE: RangeInclusive<i64> = 0..=1;
+/// As long as a chain may be.
+const SIGNAL: RangeInclusive<i64> = 1..=16;
 
 /// The most memory that the buffers of one run may take.
 const MAX_MEMORY: u64 = 256 << 20;
@@ -74,10 +78,11 @@ pub(crate) struct Raw {
     pub(crate) vector: i64,
     pub(crate) contexts: i64,
     pub(crate) private: i64,
+    pub(crate) signal: i64,
 }
 
 impl Raw {
-    const KEYS: &'static str = "qps, depth, ops, size, vector, contexts, private";
+    const KEYS: &'static str = "qps, depth, ops, size, vector, contexts, private, signal";
 
     /// The parameter of that name, and what it may be.
     fn parameter(&mut self, key: &[u8]) -> Option<(&mut i64, RangeInclusive<i64>)> {
@@ -89,6 +94,7 @@ impl Raw {
             b"vector" => (&mut self.vector, VECTOR),
             b"contexts" => (&mut self.contexts, CONTEXTS),
             b"private" => (&mut self.private, PRIVATE),
+            b"signal" => (&mut self.signal, SIGNAL),
             _ => return None,
         })
     }
@@ -151,6 +157,7 @@ impl Config {
             },
             contexts: number("contexts", raw.contexts, CONTEXTS)?,
             private: number::<i64>("private", raw.private, PRIVATE)? == 1,
+            signal: number("signal", raw.signal, SIGNAL)?,
         };
         let requests_of_pair = u64::from(config.send_depth()) + u64::from(config.recv_depth());
         let requests = u64::from(config.qps).saturating_mul(requests_of_pair);
@@ -195,14 +202,15 @@ impl Config {
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_fmt(fmt!(
-            "qps={} depth={} ops={} size={} vector={} contexts={} private={}",
+            "qps={} depth={} ops={} size={} vector={} contexts={} private={} signal={}",
             self.qps,
             self.depth,
             self.ops,
             self.size,
             self.vector.map_or(-1, i64::from),
             self.contexts,
-            u32::from(self.private)
+            u32::from(self.private),
+            self.signal
         ))
     }
 }

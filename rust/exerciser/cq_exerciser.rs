@@ -80,6 +80,10 @@ rdma::module_client! {
             default: 0,
             description: "1: completion queues of its own, rather than leased from the device's pool",
         },
+        signal: i64 {
+            default: 1,
+            description: "Of so many sends one asks for a completion, 1 to 16",
+        },
     },
 }
 
@@ -93,6 +97,7 @@ fn parameters() -> Raw {
         vector: module_parameters::vector.value(),
         contexts: module_parameters::contexts.value(),
         private: module_parameters::private.value(),
+        signal: module_parameters::signal.value(),
     }
 }
 

@@ -312,12 +312,10 @@ impl<'bound> Run<'bound> {
         }
         parts.started = Some(Instant::now());
         for ((sender, _), requests) in parts.qps.iter().zip(sends) {
-            for request in requests {
-                if self.stopped() {
-                    return Ok(());
-                }
-                End::start_send(sender, request)?;
+            if self.stopped() {
+                return Ok(());
             }
+            End::start_sends(sender, requests)?;
         }
         self.wait(parts, &traffic, may_wait)
     }

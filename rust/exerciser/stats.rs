@@ -48,6 +48,13 @@ impl Stats {
         self.begun.add_one() < u64::from(ops)
     }
 
+    /// How many more requests are to be posted, of `ops` in all, if there are `number` to do so.
+    pub(crate) fn begin(&self, number: usize, ops: u32) -> usize {
+        let left = u64::from(ops).saturating_sub(self.begun.add(number as u64));
+        // What doesn't fit is more than `number`.
+        usize::try_from(left).unwrap_or(number).min(number)
+    }
+
     /// Requests posted, of `ops` in all.
     pub(crate) fn posted(&self, ops: u32) -> u64 {
         self.begun

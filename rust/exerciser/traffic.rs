@@ -47,6 +47,8 @@ use rdma::{
     latch::Latch,
     pool::PooledCq,
     qp::{
+        Chain,
+        ChainHandler,
         Handler,
         Poster,
         QueuePair, //
@@ -368,32 +370,59 @@ impl<'bound, C: Promise> End<'bound, C> {
         qp.handler().send_posted(qp.post_send(request))
     }
 
+    /// As the above, of sends that were to be posted as one: those that weren't are still in the chain.
+    #[inline]
+    fn chain_posted(&self, result: Result, chain: &Chain<'bound, Tag>) -> Result {
+        result.inspect_err(|_| {
+            self.stats.unposted.add(chain.len() as u64);
+        })
+    }
+
     /// Fills a request with its slot's next message.
     #[inline(always)]
-    fn prepare(&self, request: &mut WorkRequest<'_, Tag>) {
+    fn fill(&self, request: &mut WorkRequest<'_, Tag>) {
         let id = Id {
             pair: self.pair,
             slot: request.tag().slot,
             round: request.tag().round,
         };
         id.write(request.data_mut());
+    }
+
+    /// Has a request ready to be posted at once.
+    #[inline(always)]
+    fn prepare(&self, request: &mut WorkRequest<'_, Tag>) {
+        self.fill(request);
         request.tag_mut().posted_at = Instant::now();
     }
 
-    /// Posts the first send of a slot.
-    pub(crate) fn start_send(
+    /// Posts the first send of each slot.
+    pub(crate) fn start_sends(
         qp: &QueuePair<'bound, Self>,
-        mut request: WorkRequest<'bound, Tag>,
+        requests: KVec<WorkRequest<'bound, Tag>>,
     ) -> Result {
         let end = qp.handler();
-        if !end.begin_one() {
-            return Ok(());
+        let signal = end.traffic.config.signal;
+        let mut chain = Chain::new();
+        for mut request in requests {
+            if !end.begin_one() {
+                break;
+            }
+            end.prepare(&mut request);
+            let Some(request) = end.admit(request) else {
+                continue;
+            };
+            if signal == 1 {
+                end.send_posted(qp.post_send(request))?;
+                continue;
+            }
+            // It is posted before it is full.
+            let _ = chain.push(request);
+            if chain.len() >= signal {
+                end.chain_posted(qp.post_sends_as_one(&mut chain), &chain)?;
+            }
         }
-        end.prepare(&mut request);
-        match end.admit(request) {
-            Some(request) => end.send_posted(qp.post_send(request)),
-            None => Ok(()),
-        }
+        end.chain_posted(qp.post_sends_as_one(&mut chain), &chain)
     }
 
     /// Posts one of the first receives.
@@ -494,5 +523,50 @@ impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
             // As above.
             let _ = self.recv_posted(qp.post_recv(request));
         }
+    }
+}
+
+impl<'bound, C: Promise> ChainHandler<'bound> for End<'bound, C> {
+    fn sent_as_one(
+        &self,
+        qp: &Poster<'_, 'bound, Self>,
+        mut chain: Chain<'bound, Tag>,
+        completion: &Completion<'_>,
+        context: C,
+    ) {
+        if self.flow.is_some() {
+            // Each has to wait for a receive.
+            for request in chain {
+                self.sent(qp, request, completion, context);
+            }
+            return;
+        }
+        if self.count(completion, "send").is_none() {
+            return;
+        }
+        let now = Instant::<Monotonic>::now();
+        for request in chain.iter_mut() {
+            let nanos = (now - request.tag().posted_at).as_nanos();
+            self.traffic.latency.record(nanos.unsigned_abs());
+        }
+
+        let (number, ops) = (chain.len(), self.traffic.config.ops);
+        if self.stats.sent.add(number as u64) + number as u64 == u64::from(ops) {
+            self.traffic.end_finished();
+        }
+        let again = self.stats.begin(number, ops);
+        while chain.len() > again {
+            drop(chain.pop());
+        }
+        for request in chain.iter_mut() {
+            request.tag_mut().round += 1;
+            self.fill(request);
+        }
+        let now = Instant::now();
+        for request in chain.iter_mut() {
+            request.tag_mut().posted_at = now;
+        }
+        // It is refused only when the run ends, which is seen elsewhere.
+        let _ = self.chain_posted(qp.post_sends_as_one(&mut chain), &chain);
     }
 }

@@ -61,6 +61,7 @@
 //! | `ib_process_cq_direct()` | [`CompletionQueue::process`] | `rdma_cq.handlers_are_called_where_they_are_asked_for`, `rdma_cq.a_handler_that_asks_for_more_gets_none` |
 //! | `ib_poll_cq()` | [`CompletionQueue::poll`] | `rdma_cq.what_is_polled_hands_back_its_requests_in_order`, `rdma_cq.a_driver_that_cannot_poll_says_so`, `direct`, `cases-siw` |
 //! | `ib_send_wr.next` | [`QueuePair::post_sends`], [`QueuePair::post_recvs`], [`Chain`] | `rdma_chain.all_of_a_chain_is_posted_in_order_in_softirq`, `rdma_chain.from_the_one_that_the_driver_names_they_stay`, `cases-rxe` |
+//! | `IB_SEND_SIGNALED`, on some sends only | [`QueuePair::post_sends_as_one`], [`ChainHandler::sent_as_one`] | `rdma_as_one.the_last_speaks_for_all_in_a_worker`, `rdma_as_one.they_are_posted_again_in_their_own_places`, `as-one` |
 //! | `rdma_set_cq_moderation()`; whether the kernel does it by itself | [`CompletionQueue::set_moderation`], [`CompletionQueue::is_moderation_adaptive`] | `rdma_cq.moderation_is_the_driver_s_business` |
 //! | `enum ib_poll_context` | [`PollContext`], [`Poolable`] | `rdma_examples.context_pollcontext`, `rdma_lease.each_context_has_queues_of_its_own`, `softirq`, `workqueue`, `unbound`, `direct`, `private` |
 //! | `ib_cqe.done` | [`Handler`] | `rdma_completion.requests_may_complete_in_any_order`, `rdma_completion.hundreds_at_once_come_back_in_softirq` |
@@ -104,6 +105,7 @@ use crate::{
     pool::PooledCq,
     qp::{
         Chain,
+        ChainHandler,
         Handler,
         QueuePair, //
     },

@@ -23,7 +23,8 @@ use crate::atomic;
 /// assert_eq!(completions.add_one(), 0);
 /// assert_eq!(completions.add_one(), 1);
 /// completions.sub_one();
-/// assert_eq!(completions.get(), 1);
+/// assert_eq!(completions.add(16), 1);
+/// assert_eq!(completions.get(), 17);
 /// ```
 ///
 /// C type: `atomic64_t`.
@@ -40,7 +41,15 @@ impl Counter {
     /// C function: `atomic64_fetch_inc_relaxed()`.
     #[inline]
     pub fn add_one(&self) -> u64 {
-        atomic::fetch_add_relaxed(&self.0, 1)
+        self.add(1)
+    }
+
+    /// Adds so many. Returns what it was before.
+    ///
+    /// C function: `atomic64_fetch_add_relaxed()`.
+    #[inline]
+    pub fn add(&self, number: u64) -> u64 {
+        atomic::fetch_add_relaxed(&self.0, number)
     }
 
     /// Takes one away.

@@ -36,6 +36,18 @@ use crate::{
     raw_qp::RawQp, //
 };
 
+/// What a request was posted as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Way {
+    Send,
+    Recv,
+    /// A send that has no completion of its own, unless it fails.
+    Silent,
+    /// The last of a chain that was posted as one, whose completion is that of all.
+    Last,
+}
+
 /// The part of a request that the RDMA core and the queue pair know it by. The request begins with it.
 ///
 /// # Invariants
@@ -47,12 +59,15 @@ pub(crate) struct Header {
     pub(crate) cqe: bindings::ib_cqe,
     /// The queue pair that the request is posted to.
     pub(crate) qp: *const c_void,
-    recv: bool,
+    way: Way,
     /// Whether the device has the request, or may have it. Belongs to who has the request; the device
     /// has its own ways of telling that it is posted, and that it is complete.
     in_flight: UnsafeCell<bool>,
     /// Belongs to who has the lock of `roll`, as `links` do. It is here since here is room for it.
     listed: UnsafeCell<bool>,
+    /// Of a chain that was posted as one: how many are before it, and the last of them.
+    nth: u8,
+    before: *mut Header,
     /// The roll that the request last entered. Belongs to who has the request.
     roll: UnsafeCell<Option<Arc<Roll>>>,
     links: UnsafeCell<Links>,
@@ -72,9 +87,11 @@ impl Header {
         Self {
             cqe: bindings::ib_cqe { done: None },
             qp: core::ptr::null(),
-            recv: false,
+            way: Way::Send,
             in_flight: UnsafeCell::new(false),
             listed: UnsafeCell::new(false),
+            nth: 0,
+            before: core::ptr::null_mut(),
             roll: UnsafeCell::new(None),
             links: UnsafeCell::new(Links {
                 prev: core::ptr::null_mut(),
@@ -94,7 +111,7 @@ impl Header {
         &mut self,
         qp: *const c_void,
         roll: &Arc<Roll>,
-        recv: bool,
+        way: Way,
         done: Done,
     ) {
         // A roll is one queue pair's, and stays for as long as it is entered here.
@@ -106,10 +123,10 @@ impl Header {
             let roll: *const c_void = core::mem::transmute_copy(roll);
             entered == roll
         };
-        if !again || self.recv != recv {
+        if !again || self.way != way {
             self.cqe.done = Some(done);
             self.qp = qp;
-            self.recv = recv;
+            self.way = way;
             if !again {
                 self.enter(roll);
             }
@@ -117,8 +134,21 @@ impl Header {
         *self.in_flight.get_mut() = true;
     }
 
-    pub(crate) fn is_recv(&self) -> bool {
-        self.recv
+    pub(crate) fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Links the request, as the `nth` of a chain that is posted as one, to the one before it.
+    #[inline]
+    pub(crate) fn link(&mut self, nth: u8, before: *mut Header) {
+        self.nth = nth;
+        self.before = before;
+    }
+
+    /// What [`Self::link`] was told.
+    #[inline]
+    pub(crate) fn linked(&self) -> (u8, *mut Header) {
+        (self.nth, self.before)
     }
 
     /// Notes that the request is back.

@@ -30,7 +30,10 @@ use crate::{
         CompletionQueue,
         Turn, //
     },
-    flight::Header,
+    flight::{
+        Header,
+        Way, //
+    },
     qp::{
         Handler,
         QueuePair, //
@@ -117,9 +120,9 @@ impl<'bound> CompletionQueue<'bound, Direct> {
             );
         }
         let turn = self.try_turn();
+        let cq = turn.as_ref().map_or(core::ptr::null_mut(), Turn::as_raw);
         let polled = match &turn {
-            Some(turn) if number > 0 => {
-                let cq = turn.as_raw();
+            Some(_) if number > 0 => {
                 // SAFETY: The queue is valid, and a slot is room for a completion.
                 unsafe {
                     let poll = (*(*cq).device).ops.poll_cq.ok_or(EOPNOTSUPP)?;
@@ -136,6 +139,7 @@ impl<'bound> CompletionQueue<'bound, Direct> {
         Ok(PolledCompletions {
             slots: slots.get(..polled).unwrap_or(&[]),
             next: Cell::new(0),
+            cq,
             turn,
             _bound: PhantomData,
         })
@@ -152,10 +156,11 @@ impl<'bound> CompletionQueue<'bound, Direct> {
 /// # Invariants
 ///
 /// - Each of `slots` holds the completion of a request, which from `next` on nobody was given.
-/// - `turn` is held, unless there are no slots.
+/// - `turn` is held, and is one of `cq`, unless there are no slots.
 pub struct PolledCompletions<'a, 'bound> {
     slots: &'a [PollSlot],
     next: Cell<usize>,
+    cq: *mut bindings::ib_cq,
     turn: Option<Turn<'a, Direct>>,
     _bound: PhantomData<fn(&'bound ()) -> &'bound ()>,
 }
@@ -218,7 +223,7 @@ impl<'p, 'bound> Iterator for Iter<'p, '_, 'bound> {
         // INVARIANT: Nobody was given it, and nobody is given it again.
         Some(WorkCompletion {
             wc,
-            turn: self.0.turn.as_ref()?,
+            cq: self.0.cq,
             _bound: PhantomData,
         })
     }
@@ -237,10 +242,11 @@ impl ExactSizeIterator for Iter<'_, '_, '_> {}
 ///
 /// # Invariants
 ///
-/// `wc` is the completion of a request that is in flight, and nobody else has it.
+/// `wc` is the completion of a request that is in flight, and nobody else has it. It comes from `cq`, which
+/// nobody else takes completions off meanwhile.
 pub struct WorkCompletion<'p, 'bound> {
     wc: &'p bindings::ib_wc,
-    turn: &'p Turn<'p, Direct>,
+    cq: *mut bindings::ib_cq,
     _bound: PhantomData<fn(&'bound ()) -> &'bound ()>,
 }
 
@@ -259,7 +265,7 @@ impl<'bound> WorkCompletion<'_, 'bound> {
     /// Whether the request was a receive.
     pub fn is_recv(&self) -> bool {
         // SAFETY: By the type invariant the request is there, and nobody changes it.
-        unsafe { self.header().as_ref() }.is_recv()
+        unsafe { self.header().as_ref() }.way() == Way::Recv
     }
 
     /// Whether the request was posted to `qp`.
@@ -273,18 +279,22 @@ impl<'bound> WorkCompletion<'_, 'bound> {
     ///
     /// # Errors
     ///
-    /// The completion, if the request was posted to another queue pair.
+    /// The completion, if the request was posted to another queue pair, or is the last of those that were
+    /// posted by [`QueuePair::post_sends_as_one`]: these go to the handler, all together.
     #[inline]
     pub fn into_request<H: Handler<'bound>>(
         self,
         qp: &QueuePair<'bound, H>,
     ) -> Result<WorkRequest<'bound, H::Tag>, Self> {
-        if !self.is_of(qp) {
+        // SAFETY: As in `is_recv`.
+        let way = unsafe { self.header().as_ref() }.way();
+        if !self.is_of(qp) || way == Way::Last {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant, and it was posted to this queue pair.
-        Ok(unsafe { qp.take_back(this.wc) })
+        // SAFETY: By the type invariant, and it was posted to this queue pair. One that isn't the last of a
+        // chain speaks for no other.
+        Ok(unsafe { qp.take_back(way, this.wc) })
     }
 }
 
@@ -294,7 +304,7 @@ impl Drop for WorkCompletion<'_, '_> {
         // do then in its header.
         unsafe {
             if let Some(done) = self.header().as_ref().cqe.done {
-                done(self.turn.as_raw(), core::ptr::from_ref(self.wc).cast_mut());
+                done(self.cq, core::ptr::from_ref(self.wc).cast_mut());
             }
         }
     }

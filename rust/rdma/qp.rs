@@ -49,8 +49,10 @@ use crate::{
         Protocol, //
     },
     flight::{
+        Done,
         Header,
-        Marker, //
+        Marker,
+        Way, //
     },
     latch::Latch,
     pd::ProtectionDomain,
@@ -139,6 +141,19 @@ pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
     }
 }
 
+/// What becomes of sends that complete together. Who posts them so has one.
+pub trait ChainHandler<'bound>: Handler<'bound> {
+    /// Sends that were posted by [`QueuePair::post_sends_as_one`] are complete: the other side has the data of
+    /// all of them. Those that failed, or were flushed, go to [`Handler::sent`].
+    fn sent_as_one(
+        &self,
+        qp: &Poster<'_, 'bound, Self>,
+        chain: Chain<'bound, Self::Tag>,
+        completion: &Completion<'_>,
+        context: Self::Context,
+    );
+}
+
 /// The two queues of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
@@ -183,6 +198,9 @@ mod state {
     }
 }
 
+/// How often teardown looks whether anything is to come back but sends that nothing is going to be heard of.
+const LISTEN_MS: u32 = 10;
+
 /// How many milliseconds the flush of a queue pair may take before the queue pair is destroyed anyway.
 /// The tests shorten it.
 #[doc(hidden)]
@@ -214,6 +232,12 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     /// Whether there are requests of which the driver didn't say whether it took them, and which may never
     /// come back.
     doubtful: Atomic<bool>,
+    /// Whether the success of a send says that the device is done with those before it.
+    speaks_for_others: bool,
+    /// Whether a send has a completion for which another was to speak: none speaks for others any more.
+    silence_ended: Atomic<bool>,
+    /// How many sends succeeded, or may do so, for which none is going to speak.
+    unheard: Atomic<u32>,
     send_depth: u32,
     port: Port<'bound>,
     /// When teardown began. Written by `begin`, read by `destroy`.
@@ -337,26 +361,33 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         // Of what the device never took nothing will be heard.
         let hopeless = self.doubtful.load(Relaxed);
         let patience = FLUSH_PATIENCE_MS.load(Relaxed) / if hopeless { 10 } else { 1 };
-        let elapsed = u32::try_from(begun.elapsed().as_millis()).unwrap_or(patience);
         // SAFETY: Taken by `destroy` only, which has called this.
         let Some(stands_on) = (unsafe { &*self.stands_on.get() }) else {
             return true;
         };
-        if stands_on
-            .cq
-            .wait_for(&self.drained, patience.saturating_sub(elapsed))
-        {
-            return true;
+        loop {
+            let elapsed = u32::try_from(begun.elapsed().as_millis()).unwrap_or(patience);
+            let left = patience.saturating_sub(elapsed);
+            if stands_on.cq.wait_for(&self.drained, left.min(LISTEN_MS)) {
+                return true;
+            }
+            let state = self.state.load(Relaxed);
+            let unheard = u64::from(self.unheard.load(Relaxed));
+            if unheard > 0 && state & !state::CLOSING <= unheard {
+                break;
+            }
+            if left <= LISTEN_MS {
+                pr_warn!(
+                    "{}: qp={}: sends={} recvs={} not given back after {} ms: destroying it first\n",
+                    self.device.name(),
+                    self.num,
+                    state::count(state, Side::Send),
+                    state::count(state, Side::Recv),
+                    begun.elapsed().as_millis()
+                );
+                break;
+            }
         }
-        let state = self.state.load(Relaxed);
-        pr_warn!(
-            "{}: qp={}: sends={} recvs={} not given back after {} ms: destroying it first\n",
-            self.device.name(),
-            self.num,
-            state::count(state, Side::Send),
-            state::count(state, Side::Recv),
-            begun.elapsed().as_millis()
-        );
         stands_on.cq.fence(patience);
         self.drained.wait_unchecked(0)
     }
@@ -460,19 +491,13 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         self.hand_over(side, unit, request)
     }
 
-    /// Posts a request in the place of the one that the calling handler was called for.
+    /// Whether a request may be posted in the place of one that the calling handler was called for.
     #[inline(always)]
-    fn post_in_place(
-        &self,
-        side: Side,
-        request: WorkRequest<'bound, H::Tag>,
-    ) -> Result<(), PostError<'bound, H::Tag>> {
+    fn may_post_in_place(&self, side: Side) -> Result {
         if atomic::load_relaxed(self.limit(side)) == 0 {
-            return Err(PostError::new(self.refusal(side), request));
+            return Err(self.refusal(side));
         }
-        // The place counts for the new request now, and that may be complete before we return.
-        atomic::fetch_add_relaxed(&self.state, state::HANDLER);
-        self.hand_over(side, state::HANDLER, request)
+        Ok(())
     }
 
     /// Gives a request to the device, which is counted as `unit` while the device has it.
@@ -484,7 +509,11 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
         let mut sge = MaybeUninit::uninit();
-        let (inner, sge) = self.prepare(side, request, &mut sge);
+        let way = match side {
+            Side::Send => Way::Send,
+            Side::Recv => Way::Recv,
+        };
+        let (inner, sge) = self.prepare(way, Self::done_of(side), request, &mut sge);
         // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
         // buffer stay where they are until it comes back. The rest is copied by the call.
         let (ret, untouched) = unsafe {
@@ -501,11 +530,21 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         Err(self.not_posted(ret, unit, untouched.then_some(inner)))
     }
 
+    /// What the RDMA core calls for requests that complete alone.
+    #[inline(always)]
+    fn done_of(side: Side) -> Done {
+        match side {
+            Side::Send => Self::send_done,
+            Side::Recv => Self::recv_done,
+        }
+    }
+
     /// Makes a request what is in flight, and says where its bytes are.
     #[inline(always)]
     fn prepare<'a>(
         &self,
-        side: Side,
+        way: Way,
+        done: Done,
         request: WorkRequest<'bound, H::Tag>,
         sge: &'a mut MaybeUninit<bindings::ib_sge>,
     ) -> (NonNull<Inner<'bound, H::Tag>>, &'a mut bindings::ib_sge) {
@@ -518,22 +557,16 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         // SAFETY: The device is valid.
         unsafe {
             trace::post(|| {
-                let recv = side == Side::Recv;
+                let recv = way == Way::Recv;
                 (self.device.as_raw(), self.num, recv, request.len())
             })
         };
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
         unsafe {
-            (*inner.as_ptr()).header.take_off(
-                self.identity(),
-                self.marker.roll(),
-                side == Side::Recv,
-                match side {
-                    Side::Send => Self::send_done,
-                    Side::Recv => Self::recv_done,
-                },
-            )
+            (*inner.as_ptr())
+                .header
+                .take_off(self.identity(), self.marker.roll(), way, done)
         };
         (inner, sge)
     }
@@ -612,6 +645,22 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         unsafe { Self::done(Side::Recv, wc) };
     }
 
+    /// Notes that a send which was posted as one with others has a completion of its own.
+    ///
+    /// # Safety
+    ///
+    /// `wc` is that completion.
+    #[cold]
+    unsafe fn completed_alone(&self, wc: &bindings::ib_wc) {
+        // SAFETY: By the function's requirements it leads to the request.
+        let (before, _) = unsafe { (*wc.__bindgen_anon_1.wr_cqe.cast::<Header>()).linked() };
+        // No send speaks for others from now on: this one failed, or the device tells of each. If it is the
+        // first, those before it in its chain had succeeded.
+        if !self.silence_ended.xchg(true, Full) {
+            self.unheard.fetch_add(before.into(), Relaxed);
+        }
+    }
+
     /// Makes what was in flight the request again.
     ///
     /// # Safety
@@ -619,6 +668,30 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     /// `wc` is the one completion of a request that was posted here, on this side.
     #[inline(always)]
     unsafe fn take_back(&self, side: Side, wc: &bindings::ib_wc) -> WorkRequest<'bound, H::Tag> {
+        // SAFETY: By the function's requirements `wr_cqe` is the start of the request, which nobody else
+        // has.
+        let request = unsafe {
+            let inner = wc.__bindgen_anon_1.wr_cqe.cast::<Inner<'bound, H::Tag>>();
+            self.land(side, NonNull::new_unchecked(inner), wc)
+        };
+        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
+            self.fail();
+        }
+        request
+    }
+
+    /// As the above, of a request that `wc` may speak for.
+    ///
+    /// # Safety
+    ///
+    /// The request was posted here, on this side, and the device is done with it.
+    #[inline(always)]
+    unsafe fn land(
+        &self,
+        side: Side,
+        inner: NonNull<Inner<'bound, H::Tag>>,
+        wc: &bindings::ib_wc,
+    ) -> WorkRequest<'bound, H::Tag> {
         // SAFETY: The device is valid.
         unsafe {
             trace::complete(|| {
@@ -626,17 +699,10 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 (self.device.as_raw(), self.num, recv, wc.status)
             })
         };
-        // SAFETY: By the function's requirements `wr_cqe` is the start of the request, which nobody else
-        // has.
-        let mut request = unsafe {
-            let inner = wc.__bindgen_anon_1.wr_cqe.cast::<Inner<'bound, H::Tag>>();
-            WorkRequest::from_raw(NonNull::new_unchecked(inner))
-        };
+        // SAFETY: By the function's requirements.
+        let mut request = unsafe { WorkRequest::from_raw(inner) };
         request.header_mut().land();
         request.buffer().sync_for_cpu();
-        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS {
-            self.fail();
-        }
         request
     }
 
@@ -661,12 +727,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let request = unsafe { this.take_back(side, wc) };
         let completion = Completion::new(wc);
 
-        let poster = Poster {
-            qp: this,
-            side,
-            place: Cell::new(true),
-            _bound: PhantomData,
-        };
+        let poster = Poster::new(this, side, 1);
         let context = H::Context::token(Trampoline::new());
         match side {
             Side::Send => this.handler.sent(&poster, request, &completion, context),
@@ -675,7 +736,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 .received(&poster, request, &completion, context),
         }
         // Each with a number that is known when this is compiled.
-        if poster.place.get() {
+        if poster.free.get() != 0 {
             this.count_out(state::unit(side));
         } else {
             this.count_out(state::HANDLER);
@@ -708,16 +769,21 @@ const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
 
 /// A queue pair, as its handlers see it: they may post to it.
 ///
-/// The request that was just completed left a place for one of its kind, which nobody else can take.
+/// Each request that was just completed left a place for one of its kind, which nobody else can take.
+///
+/// # Invariants
+///
+/// `free` of the `places` are counted in the queue pair's state. If others are not, a handler is.
 pub struct Poster<'a, 'bound, H: Handler<'bound>> {
     qp: &'a Qp<'bound, H>,
     side: Side,
-    /// Whether the place of the completed request is still free.
-    place: Cell<bool>,
+    /// How many requests were completed, and how many of their places are still free.
+    places: usize,
+    free: Cell<usize>,
     _bound: PhantomData<&'bound ()>,
 }
 
-impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
+impl<'a, 'bound, H: Handler<'bound>> Poster<'a, 'bound, H> {
     /// As [`QueuePair::post_send`]. In the handler of a send, the first can't be refused for want of
     /// room.
     #[inline(always)]
@@ -744,15 +810,58 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
         side: Side,
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
-        if side != self.side || !self.place.get() {
+        if side != self.side || self.free.get() == 0 {
             return self.qp.post(side, request);
         }
-        if let Err(e) = self.qp.post_in_place(side, request) {
-            self.place.set(e.request.is_some());
-            return Err(e);
+        if let Err(e) = self.qp.may_post_in_place(side) {
+            return Err(PostError::new(e, request));
         }
-        self.place.set(false);
-        Ok(())
+        let handler = self.count_handler();
+        let result = self.qp.hand_over(side, handler, request);
+        // INVARIANT: The place is the new request's, and the handler counted, or neither.
+        if result.as_ref().err().is_none_or(|e| e.request.is_none()) {
+            self.take_places(1);
+        }
+        result
+    }
+
+    #[inline(always)]
+    fn new(qp: &'a Qp<'bound, H>, side: Side, places: usize) -> Self {
+        // INVARIANT: The requests are counted until the handler returns.
+        Self {
+            qp,
+            side,
+            places,
+            free: Cell::new(places),
+            _bound: PhantomData,
+        }
+    }
+
+    /// Has the handler count for itself, if it doesn't yet: a place counts for a new request from now on, and
+    /// that may be complete before the handler returns. Says what the count grew by.
+    #[inline(always)]
+    fn count_handler(&self) -> u64 {
+        if self.free.get() != self.places {
+            return 0;
+        }
+        atomic::fetch_add_relaxed(&self.qp.state, state::HANDLER);
+        state::HANDLER
+    }
+
+    #[inline(always)]
+    fn take_places(&self, number: usize) {
+        self.free.set(self.free.get().wrapping_sub(number));
+    }
+
+    /// For what the queue pair's state counts when the handler has returned.
+    #[inline]
+    fn counted(&self) -> u64 {
+        let free = state::unit(self.side) * self.free.get() as u64;
+        if self.free.get() == self.places {
+            free
+        } else {
+            free + state::HANDLER
+        }
     }
 }
 
@@ -895,6 +1004,9 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 recv_limit: Atomic::new(depths.recv),
                 failed: Atomic::new(false),
                 doubtful: Atomic::new(false),
+                speaks_for_others: port.protocol() != Protocol::IWarp,
+                silence_ended: Atomic::new(false),
+                unheard: Atomic::new(0),
                 send_depth: depths.send,
                 port,
                 begun: UnsafeCell::new(None),
@@ -971,16 +1083,26 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
         self.0.identity()
     }
 
-    /// Makes what was in flight the request again, without a handler.
+    /// Makes what was in flight, as `way`, the request again, without a handler.
     ///
     /// # Safety
     ///
-    /// `wc` is the one completion of a request that was posted here.
+    /// `wc` is the one completion of a request that was posted here so, and speaks for no other.
     #[inline]
-    pub(crate) unsafe fn take_back(&self, wc: &bindings::ib_wc) -> WorkRequest<'bound, H::Tag> {
-        // SAFETY: By the function's requirements it leads to the request.
-        let recv = unsafe { (*wc.__bindgen_anon_1.wr_cqe.cast::<Header>()).is_recv() };
-        let side = if recv { Side::Recv } else { Side::Send };
+    pub(crate) unsafe fn take_back(
+        &self,
+        way: Way,
+        wc: &bindings::ib_wc,
+    ) -> WorkRequest<'bound, H::Tag> {
+        let side = match way {
+            Way::Send => Side::Send,
+            Way::Recv => Side::Recv,
+            Way::Silent | Way::Last => {
+                // SAFETY: By the function's requirements.
+                unsafe { self.0.completed_alone(wc) };
+                Side::Send
+            }
+        };
         // SAFETY: By the function's requirements.
         let request = unsafe { self.0.take_back(side, wc) };
         self.0.count_out(state::unit(side));

@@ -378,6 +378,12 @@ impl Fake {
         unsafe { fake_flush_when(self.0.as_ptr(), flush as u32) };
     }
 
+    /// Has the device tell of each send, whether it was asked to or not.
+    pub(crate) fn talk(&self, talkative: bool) {
+        // SAFETY: By the type invariant.
+        unsafe { fake_talk(self.0.as_ptr(), talkative) };
+    }
+
     /// Has all requests complete as soon as they are posted.
     pub(crate) fn echo(&self, echo: bool) {
         // SAFETY: By the type invariant.
@@ -612,6 +618,7 @@ extern "C" {
     fn fake_fail(fake: *mut c_void, op: u32, after: u32, times: u32, err: c_int);
     fn fake_refuse(fake: *mut c_void, refusal: u32);
     fn fake_flush_when(fake: *mut c_void, flush: u32);
+    fn fake_talk(fake: *mut c_void, talkative: bool);
     fn fake_echo(fake: *mut c_void, echo: bool);
     fn fake_pump(fake: *mut c_void);
     fn fake_calls(fake: *mut c_void, op: u32) -> u32;

@@ -42,6 +42,8 @@ struct fake {
 	enum fake_flush flush;
 	/* Whether a request is complete as soon as it is posted. */
 	bool echo;
+	/* Whether it tells of sends, too, that ask for no completion. */
+	bool talkative;
 	/* Completes what is in flight, now and then. */
 	struct delayed_work pump;
 	u32 next_qp_num;
@@ -84,6 +86,7 @@ struct fake_wr {
 	struct fake_qp *qp;
 	u64 addr;
 	u32 len;
+	bool silent;
 	struct ib_wc wc;
 };
 
@@ -336,7 +339,10 @@ static int fake_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
 	return (flags & IB_CQ_REPORT_MISSED_EVENTS) && cq->queued;
 }
 
-/* Puts a request into its completion queue. As in rxe, the interrupt comes under the lock. */
+/*
+ * Puts a request into its completion queue, unless it asks for none. As in rxe, the interrupt comes under
+ * the lock.
+ */
 static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struct fake_wc *wc)
 {
 	struct fake_qp *qp = wr->qp;
@@ -349,6 +355,10 @@ static void finish(struct fake *fake, struct fake_wr *wr, bool recv, const struc
 	qp->num_pending[recv]--;
 	if (recv && wc->status == IB_WC_SUCCESS)
 		memset((void *)(uintptr_t)wr->addr, wc->fill, min(wr->len, wc->byte_len));
+	if (wr->silent && wc->status == IB_WC_SUCCESS && !fake->talkative) {
+		kfree(wr);
+		return;
+	}
 	/* Of a failed request, nothing else is defined than what follows; of a send, no length either. */
 	memset(&wr->wc, FAKE_POISON, sizeof(wr->wc));
 	wr->wc.wr_cqe = cqe;
@@ -491,7 +501,7 @@ static bool may_post(struct fake_qp *qp, bool recv)
 
 /* Posts a request. Says by *named whether the error is the caller's to handle, as bad_wr would. */
 static int post(struct ib_qp *ibqp, bool recv, struct ib_cqe *cqe, const struct ib_sge *sge,
-		int num_sge, bool *named)
+		int num_sge, bool silent, bool *named)
 {
 	struct fake_qp *qp = to_qp(ibqp);
 	struct fake *fake = to_fake(ibqp->device);
@@ -506,6 +516,7 @@ static int post(struct ib_qp *ibqp, bool recv, struct ib_cqe *cqe, const struct 
 	wr->wc.wr_cqe = cqe;
 	wr->addr = num_sge ? sge->addr : 0;
 	wr->len = num_sge ? sge->length : 0;
+	wr->silent = silent;
 
 	guard(spinlock_irqsave)(&fake->lock);
 	if (err && fake->refusal != FAKE_REFUSE_TAKEN) {
@@ -536,7 +547,8 @@ static int fake_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
 	int err = 0;
 
 	for (; wr && !err; wr = err ? wr : wr->next)
-		err = post(ibqp, false, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+		err = post(ibqp, false, wr->wr_cqe, wr->sg_list, wr->num_sge,
+			   !(wr->send_flags & IB_SEND_SIGNALED), &named);
 	if (err && named)
 		*bad_wr = wr;
 	return err;
@@ -549,7 +561,7 @@ static int fake_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 	int err = 0;
 
 	for (; wr && !err; wr = err ? wr : wr->next)
-		err = post(ibqp, true, wr->wr_cqe, wr->sg_list, wr->num_sge, &named);
+		err = post(ibqp, true, wr->wr_cqe, wr->sg_list, wr->num_sge, false, &named);
 	if (err && named)
 		*bad_wr = wr;
 	return err;
@@ -685,6 +697,13 @@ void fake_flush_when(struct fake *fake, enum fake_flush flush)
 }
 
 /* Has all requests complete as soon as they are posted, while the post is still under way. */
+/* Has it tell of each send, whether asked to or not. */
+void fake_talk(struct fake *fake, bool talkative)
+{
+	guard(spinlock_irqsave)(&fake->lock);
+	fake->talkative = talkative;
+}
+
 void fake_echo(struct fake *fake, bool echo)
 {
 	guard(spinlock_irqsave)(&fake->lock);

@@ -148,6 +148,7 @@ void fake_free(struct fake *fake);
 void fake_fail(struct fake *fake, enum fake_op op, u32 after, u32 times, int err);
 void fake_refuse(struct fake *fake, enum fake_refusal refusal);
 void fake_flush_when(struct fake *fake, enum fake_flush flush);
+void fake_talk(struct fake *fake, bool talkative);
 void fake_echo(struct fake *fake, bool echo);
 void fake_pump(struct fake *fake);
 u32 fake_calls(struct fake *fake, enum fake_op op);

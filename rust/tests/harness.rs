@@ -48,6 +48,8 @@ use rdma::{
     pd::ProtectionDomain,
     pool::PooledCq,
     qp::{
+        Chain,
+        ChainHandler,
         Depths,
         Handler,
         Poster,
@@ -134,7 +136,7 @@ pub(crate) fn outcome() -> Result {
 }
 
 /// Waits for something that is bound to happen soon. Says whether it has.
-pub(crate) fn eventually(condition: impl Fn() -> bool) -> bool {
+pub(crate) fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     for _ in 0..5_000 {
         if condition() {
             return true;
@@ -623,6 +625,21 @@ impl<'bound, C: PollContext> Handler<'bound> for Probe<'bound, C> {
             request,
         );
         self.env.log.received.add();
+    }
+}
+
+/// One after the other.
+impl<'bound, C: PollContext> ChainHandler<'bound> for Probe<'bound, C> {
+    fn sent_as_one(
+        &self,
+        qp: &Poster<'_, 'bound, Self>,
+        chain: Chain<'bound, Tag>,
+        completion: &Completion<'_>,
+        context: C,
+    ) {
+        for request in chain {
+            self.sent(qp, request, completion, context);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use kernel::prelude::*;
 
+mod as_one;
 mod buffer;
 mod cases;
 mod chain;
