@@ -342,6 +342,17 @@ impl<'bound, C: Promise> End<'bound, C> {
         Some(request)
     }
 
+    /// As the above, of all in a chain.
+    #[cold]
+    fn admit_some(&self, chain: Chain<'bound, Tag>) -> Chain<'bound, Tag> {
+        let mut admitted = Chain::new();
+        for request in chain.into_iter().filter_map(|request| self.admit(request)) {
+            // It came from one of the same length.
+            let _ = admitted.push(request);
+        }
+        admitted
+    }
+
     /// Counts what was to be posted and isn't.
     #[inline]
     fn send_posted(&self, result: Result<(), PostError<'bound, Tag>>) -> Result {
@@ -532,15 +543,8 @@ impl<'bound, C: Promise> ChainHandler<'bound> for End<'bound, C> {
         qp: &Poster<'_, 'bound, Self>,
         mut chain: Chain<'bound, Tag>,
         completion: &Completion<'_>,
-        context: C,
+        _: C,
     ) {
-        if self.flow.is_some() {
-            // Each has to wait for a receive.
-            for request in chain {
-                self.sent(qp, request, completion, context);
-            }
-            return;
-        }
         if self.count(completion, "send").is_none() {
             return;
         }
@@ -565,6 +569,9 @@ impl<'bound, C: Promise> ChainHandler<'bound> for End<'bound, C> {
         let now = Instant::now();
         for request in chain.iter_mut() {
             request.tag_mut().posted_at = now;
+        }
+        if self.flow.is_some() {
+            chain = self.admit_some(chain);
         }
         // It is refused only when the run ends, which is seen elsewhere.
         let _ = self.chain_posted(qp.post_sends_as_one(&mut chain), &chain);

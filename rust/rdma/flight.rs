@@ -52,7 +52,9 @@ pub(crate) enum Way {
 ///
 /// # Invariants
 ///
-/// While `listed` is set, it is on the list of `roll`, and stays where it is.
+/// - While `listed` is set, it is on the list of `roll`, and stays where it is.
+/// - While it is in flight as the last of a chain, `before` leads to the others, `nth` of them, which are in
+///   flight as well until one of them completes by itself.
 #[repr(C)]
 pub(crate) struct Header {
     /// Passed to the RDMA core, which calls `cqe.done` with a pointer to it.

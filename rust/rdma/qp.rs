@@ -141,7 +141,47 @@ pub trait Handler<'bound>: Send + Sync + Sized + 'bound {
     }
 }
 
-/// What becomes of sends that complete together. Who posts them so has one.
+/// What becomes of sends that complete together.
+///
+/// ```
+/// use rdma::{completion::Completion, context::Softirq, qp::*};
+///
+/// struct Zeroes;
+///
+/// impl<'bound> Handler<'bound> for Zeroes {
+///     type Context = Softirq;
+///     type Tag = ();
+/// }
+///
+/// impl<'bound> ChainHandler<'bound> for Zeroes {
+///     fn sent_as_one(
+///         &self,
+///         qp: &Poster<'_, 'bound, Self>,
+///         mut chain: Chain<'bound, ()>,
+///         _: &Completion<'_>,
+///         _: Softirq,
+///     ) {
+///         for request in chain.iter_mut() {
+///             request.data_mut().fill(0);
+///         }
+///         let _ = qp.post_sends_as_one(&mut chain);
+///     }
+/// }
+/// ```
+///
+/// Who posts them so has one:
+///
+/// ```compile_fail,E0599
+/// use kernel::prelude::*;
+/// use rdma::qp::*;
+///
+/// fn f<'bound, H: Handler<'bound>>(
+///     qp: &QueuePair<'bound, H>,
+///     chain: &mut Chain<'bound, H::Tag>,
+/// ) -> Result {
+///     qp.post_sends_as_one(chain)
+/// }
+/// ```
 pub trait ChainHandler<'bound>: Handler<'bound> {
     /// Sends that were posted by [`QueuePair::post_sends_as_one`] are complete: the other side has the data of
     /// all of them. Those that failed, or were flushed, go to [`Handler::sent`].
@@ -632,6 +672,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     /// # Safety
     ///
     /// For the RDMA core only, as `ib_cqe.done` of what [`Self::post`] posted as a send.
+    // There is to be one copy of it, with the handler in it.
+    #[inline(never)]
     unsafe extern "C" fn send_done(_: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
         // SAFETY: By the function's requirements.
         unsafe { Self::done(Side::Send, wc) };

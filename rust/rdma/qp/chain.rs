@@ -523,8 +523,7 @@ impl<'bound, H: Handler<'bound>> Poster<'_, 'bound, H> {
 
 impl<'bound, H: ChainHandler<'bound>> QueuePair<'bound, H> {
     /// As [`Self::post_sends`], and asks for one completion for all of them: the last's. They come back
-    /// together, to
-    /// [`ChainHandler::sent_as_one`].
+    /// together, to [`ChainHandler::sent_as_one`].
     ///
     /// That saves the device a completion for each of the others, the queue an interrupt perhaps, and the
     /// handler a call. The price is that all wait for the last.
