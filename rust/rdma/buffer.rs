@@ -57,11 +57,11 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 ///
 /// # Invariants
 ///
-/// - `memory` is physically contiguous, has at most `u32::MAX` bytes, and is never resized.
+/// - `memory` is physically contiguous, and has at most `u32::MAX` bytes.
 /// - It is mapped for `device` at `addr`.
 pub struct DmaBuffer<'bound> {
     device: &'bound Device<'bound>,
-    memory: KVec<u8>,
+    memory: Pin<KBox<[u8]>>,
     addr: u64,
     /// Whether mapping is a matter of hardware, so that caches have to be kept in step.
     needs_sync: bool,
@@ -88,7 +88,8 @@ impl<'bound> DmaBuffer<'bound> {
             );
             return Err(EINVAL);
         }
-        let mut memory = KVec::from_elem(0u8, len, GFP_KERNEL | __GFP_NOWARN)?;
+        let zero = |_| Ok::<_, Error>(0u8);
+        let mut memory: Pin<KBox<[u8]>> = KBox::pin_slice(zero, len, GFP_KERNEL | __GFP_NOWARN)?;
         // SAFETY: The memory comes from `kmalloc()`, has `len` bytes and stays where it is.
         let addr = unsafe {
             bindings::ib_dma_map_single(dev.as_raw(), memory.as_mut_ptr().cast(), len, DIRECTION)
@@ -159,7 +160,7 @@ impl Deref for DmaBuffer<'_> {
 impl DerefMut for DmaBuffer<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
+        self.memory.as_mut().get_mut()
     }
 }
 
