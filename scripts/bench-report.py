@@ -356,7 +356,7 @@ class Plots:
         for i, (about, rows) in enumerate(series.items()):
             commands += block(f"rows{i}", rows)
             plots.append(
-                f"$rows{i} using 2:($0+{0.3 * i}):3:4:ytic(1) with xerrorbars pointtype 7"
+                f"$rows{i} using 2:($0+{0.3 * i}):3:4{'' if i else ':ytic(1)'} with xerrorbars pointtype 7"
                 f" linecolor rgb {(RUST, C)[i]} title '{about}'"
             )
         number = max(map(len, series.values()))
@@ -419,7 +419,7 @@ def plot_traffic(plots, rows):
                 kind = next(kind for kind in about if r["name"].startswith(kind))
                 label = f"{r['name'].removeprefix(kind)[1:].replace('_', ' ')}, {pairs_of(r)}, {r['size']} bytes"
                 least_most = r["ratio_range" if r["ratio_95"] == "unknown" else "ratio_95"].split("..")
-                shown.setdefault(about[kind], []).append((label, r["ratio"], *least_most))
+                shown.setdefault(about[kind], []).append((label, float(r["ratio"]), *map(float, least_most)))
         plots.ranges(f"traffic-{unit}", title, shown)
 
 
