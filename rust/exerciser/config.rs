@@ -14,6 +14,8 @@ use kernel::{
     }, //
 };
 
+use rdma::qp::MAX_CHAIN;
+
 use crate::payload;
 
 /// What to do on each device.
@@ -63,8 +65,7 @@ const SIZE: RangeInclusive<i64> = payload::MIN_SIZE..=1 << 20;
 const VECTOR: RangeInclusive<i64> = -1..=i32::MAX as i64;
 const CONTEXTS: RangeInclusive<i64> = 1..=15;
 const PRIVATE: RangeInclusive<i64> = 0..=1;
-/// As long as a chain may be.
-const SIGNAL: RangeInclusive<i64> = 1..=16;
+const SIGNAL: RangeInclusive<i64> = 1..=MAX_CHAIN as i64;
 
 /// The most memory that the buffers of one run may take.
 const MAX_MEMORY: u64 = 256 << 20;

@@ -74,8 +74,11 @@ use crate::{
 };
 
 mod chain;
-pub use chain::Chain;
 use chain::Raw;
+pub use chain::{
+    Chain,
+    MAX_CHAIN, //
+};
 
 /// What becomes of the requests of a queue pair that are complete.
 ///
@@ -549,11 +552,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         request: WorkRequest<'bound, H::Tag>,
     ) -> Result<(), PostError<'bound, H::Tag>> {
         let mut sge = MaybeUninit::uninit();
-        let way = match side {
-            Side::Send => Way::Send,
-            Side::Recv => Way::Recv,
-        };
-        let (inner, sge) = self.prepare(way, Self::done_of(side), request, &mut sge);
+        let (way, done) = Self::alone(side);
+        let (inner, sge) = self.prepare(way, done, request, &mut sge);
         // SAFETY: The queue pair is valid. The request, which the completion is found by, and the
         // buffer stay where they are until it comes back. The rest is copied by the call.
         let (ret, untouched) = unsafe {
@@ -570,12 +570,12 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         Err(self.not_posted(ret, unit, untouched.then_some(inner)))
     }
 
-    /// What the RDMA core calls for requests that complete alone.
+    /// As what a request is posted that completes alone, and what the RDMA core calls then.
     #[inline(always)]
-    fn done_of(side: Side) -> Done {
+    fn alone(side: Side) -> (Way, Done) {
         match side {
-            Side::Send => Self::send_done,
-            Side::Recv => Self::recv_done,
+            Side::Send => (Way::Send, Self::send_done),
+            Side::Recv => (Way::Recv, Self::recv_done),
         }
     }
 

@@ -158,14 +158,6 @@ mod tests {
         rows_on(t, t.lease(depths.total(), None)?, depths, again)
     }
 
-    fn chain<'bound>(t: &Test<'bound>, tags: core::ops::Range<u32>) -> Result<Chain<'bound, Tag>> {
-        let mut chain = Chain::new();
-        for tag in tags {
-            chain.push(t.request(tag, 8)?).map_err(|_| ENOSPC)?;
-        }
-        Ok(chain)
-    }
-
     fn complete(t: &Test<'_>, qp: u32, number: u32) -> Result {
         for _ in 0..number {
             t.fake().complete_send(qp, Wc::ok(8))?;
@@ -195,7 +187,7 @@ mod tests {
         for length in [1, 2, 16] {
             let qp = rows::<C>(t, length, false)?;
             let (calls, back) = (t.log().b.get(), t.log().sent.get());
-            qp.post_sends_as_one(&mut chain(t, 0..length)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..length)?)?;
             complete(t, qp.num(), length - 1)?;
             a_while();
             check_eq!(t.log().sent.get(), back);
@@ -204,7 +196,7 @@ mod tests {
             check!(t.completed(back + length));
             check_eq!(t.log().b.get(), calls + 1);
             // There is room for all again, as soon as the handler has returned.
-            let mut more = chain(t, 0..length)?;
+            let mut more = t.requests::<16>(0..length)?;
             check!(eventually(|| qp.post_sends_as_one(&mut more).is_ok()));
             check!(qp.post_send(t.request(0, 8)?).is_err());
             complete(t, qp.num(), length)?;
@@ -236,8 +228,8 @@ mod tests {
     fn they_are_posted_again_in_their_own_places() -> Result {
         with_device(Setup::new(), |t| {
             let qp = rows::<Softirq>(t, 8, true)?;
-            qp.post_sends_as_one(&mut chain(t, 0..5)?)?;
-            qp.post_sends_as_one(&mut chain(t, 5..8)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..5)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(5..8)?)?;
             for round in 1..=20 {
                 complete(t, qp.num(), 8)?;
                 check!(t.completed(8 * round));
@@ -265,7 +257,7 @@ mod tests {
                     call.log().c.add();
                 }
             })?;
-            qp.post_sends_as_one(&mut chain(t, 0..8)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..8)?)?;
             complete(t, qp.num(), 8)?;
             check!(t.completed(8));
             each_returned(t, 8)?;
@@ -297,7 +289,7 @@ mod tests {
                 }
             })?;
             for (i, left) in (0..).zip([3, 6, 9]) {
-                qp.post_sends_as_one(&mut chain(t, 4 * i..4 * i + 4)?)?;
+                qp.post_sends_as_one(&mut t.requests::<16>(4 * i..4 * i + 4)?)?;
                 // Those that were posted before are in front.
                 complete(t, qp.num(), t.fake().sends(qp.num()))?;
                 check!(eventually(|| t.fake().sends(qp.num()) == left));
@@ -311,27 +303,21 @@ mod tests {
 
     #[test]
     fn one_that_fails_ends_it_and_all_come_back_once() -> Result {
-        for failing in 0..4u32 {
-            let body: Body = match failing {
-                0 => |t| fails_at(t, 0),
-                1 => |t| fails_at(t, 1),
-                2 => |t| fails_at(t, 2),
-                _ => |t| fails_at(t, 3),
-            };
-            with_device(Setup::new(), body)?;
-        }
-        Ok(())
+        with_device(Setup::new(), |t| fails_at(t, 0))?;
+        with_device(Setup::new(), |t| fails_at(t, 1))?;
+        with_device(Setup::new(), |t| fails_at(t, 2))?;
+        with_device(Setup::new(), |t| fails_at(t, 3))
     }
 
     fn fails_at(t: &mut Test<'_>, failing: u32) -> Result {
         let qp = rows::<Softirq>(t, 8, false)?;
-        qp.post_sends_as_one(&mut chain(t, 0..4)?)?;
-        qp.post_sends_as_one(&mut chain(t, 4..8)?)?;
+        qp.post_sends_as_one(&mut t.requests::<16>(0..4)?)?;
+        qp.post_sends_as_one(&mut t.requests::<16>(4..8)?)?;
         qp.post_recv(t.request(8, 8)?)?;
         complete(t, qp.num(), failing)?;
         t.fake().complete_send(qp.num(), Wc::failed(10))?;
         check!(t.completed(1));
-        check!(qp.post_sends_as_one(&mut chain(t, 9..10)?) == Err(ESHUTDOWN));
+        check!(qp.post_sends_as_one(&mut t.requests::<16>(9..10)?) == Err(ESHUTDOWN));
         close_soon(t, qp)?;
         each_returned(t, 8)?;
         check_eq!(t.log().failed.get(), 1);
@@ -364,8 +350,8 @@ mod tests {
         t.fake().flush_when(flush);
         for (i, done) in (1..).zip([0, 2, 4, 7, 8]) {
             let qp = rows::<C>(t, 8, false)?;
-            qp.post_sends_as_one(&mut chain(t, 0..4)?)?;
-            qp.post_sends_as_one(&mut chain(t, 4..8)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..4)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(4..8)?)?;
             complete(t, qp.num(), done)?;
             close_soon(t, qp)?;
             check_eq!((done, t.log().sent.get()), (done, 8 * i));
@@ -385,7 +371,7 @@ mod tests {
         with_device(Setup::new(), |t| {
             for (i, place) in (1..).zip(Place::ALL) {
                 let qp = rows::<Softirq>(t, 4, false)?;
-                qp.post_sends_as_one(&mut chain(t, 0..4)?)?;
+                qp.post_sends_as_one(&mut t.requests::<16>(0..4)?)?;
                 complete(t, qp.num(), 2)?;
                 place.run(move || drop(qp));
                 check!(t.completed(4 * i));
@@ -403,7 +389,7 @@ mod tests {
             for taken in 0..4u32 {
                 let qp = rows::<Softirq>(t, 8, false)?;
                 t.fake().fail_after(Op::PostSend, taken, 1, EIO);
-                let mut sends = chain(t, 0..4)?;
+                let mut sends = t.requests::<16>(0..4)?;
                 check_eq!(qp.post_sends_as_one(&mut sends), Err(EIO));
                 check_eq!(sends.len(), 4 - taken as usize);
                 check_eq!(t.fake().sends(qp.num()), taken);
@@ -427,10 +413,10 @@ mod tests {
     fn after_a_refusal_the_earlier_ones_still_come_back_together() -> Result {
         with_device(Setup::new(), |t| {
             let qp = rows::<Workqueue>(t, 12, false)?;
-            qp.post_sends_as_one(&mut chain(t, 0..4)?)?;
-            qp.post_sends_as_one(&mut chain(t, 4..8)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..4)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(4..8)?)?;
             t.fake().fail_after(Op::PostSend, 3, 1, EIO);
-            let mut refused = chain(t, 8..12)?;
+            let mut refused = t.requests::<16>(8..12)?;
             check_eq!(qp.post_sends_as_one(&mut refused), Err(EIO));
             check_eq!(refused.len(), 1);
             complete(t, qp.num(), 9)?;
@@ -453,7 +439,7 @@ mod tests {
         t.fake().refuse(refusal);
         t.fake().fail_after(Op::PostSend, 2, 1, EIO);
         let qp = rows::<Workqueue>(t, 8, false)?;
-        let mut sends = chain(t, 0..4)?;
+        let mut sends = t.requests::<16>(0..4)?;
         check_eq!(qp.post_sends_as_one(&mut sends), Err(EIO));
         check!(sends.is_empty());
         close_soon(t, qp)?;
@@ -466,7 +452,7 @@ mod tests {
             t.fake().talk(true);
             let qp = rows::<Softirq>(t, 8, false)?;
             for round in 1..=3 {
-                let mut sends = chain(t, 0..8)?;
+                let mut sends = t.requests::<16>(0..8)?;
                 check!(eventually(|| qp.post_sends_as_one(&mut sends).is_ok()));
                 complete(t, qp.num(), 8)?;
                 check!(t.completed(8 * round));
@@ -484,8 +470,8 @@ mod tests {
             let depths = Depths { send: 8, recv: 0 };
             let cq = CompletionQueue::<Direct>::create(t.dev, 16, None, t.may_sleep())?;
             let qp = rows_on(t, &cq, depths, false)?;
-            qp.post_sends_as_one(&mut chain(t, 0..4)?)?;
-            qp.post_sends_as_one(&mut chain(t, 4..8)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..4)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(4..8)?)?;
             complete(t, qp.num(), 5)?;
             let mut slots = [const { PollSlot::new() }; 8];
             {
@@ -533,7 +519,7 @@ mod tests {
                     }
                 };
             })?;
-            qp.post_sends_as_one(&mut chain(t, 0..16)?)?;
+            qp.post_sends_as_one(&mut t.requests::<16>(0..16)?)?;
             complete(t, qp.num(), 16)?;
             for round in 1..=10 {
                 check!(t.completed(16 * round));
@@ -557,7 +543,7 @@ mod tests {
                 for _ in 0..4 {
                     let qp = rows::<Softirq>(t, 16, true)?;
                     for first in [0, 4, 8, 12] {
-                        qp.post_sends_as_one(&mut chain(t, first..first + 4)?)?;
+                        qp.post_sends_as_one(&mut t.requests::<16>(first..first + 4)?)?;
                     }
                     qps.push(qp, GFP_KERNEL)?;
                 }

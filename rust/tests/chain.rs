@@ -27,18 +27,6 @@ mod tests {
         qp::Chain, //
     };
 
-    /// A chain of the requests with these tags.
-    fn chain<'bound, const N: usize>(
-        t: &Test<'bound>,
-        tags: core::ops::Range<u32>,
-    ) -> Result<Chain<'bound, Tag, N>> {
-        let mut chain = Chain::new();
-        for tag in tags {
-            chain.push(t.request(tag, 8)?).map_err(|_| ENOSPC)?;
-        }
-        Ok(chain)
-    }
-
     /// The tags of the requests in a chain, the last first.
     fn tags<const N: usize>(mut chain: Chain<'_, Tag, N>) -> Result<KVec<u32>> {
         let mut tags = KVec::new();
@@ -51,7 +39,7 @@ mod tests {
     #[test]
     fn a_chain_takes_as_many_as_it_is_long() -> Result {
         with_device(Setup::new(), |t| {
-            let mut chain = chain::<4>(t, 0..4)?;
+            let mut chain = t.requests::<4>(0..4)?;
             check!(chain.is_full() && chain.len() == 4);
             let refused = chain.push(t.request(4, 8)?).err();
             check_eq!(refused.map(|request| request.tag().id), Some(4));
@@ -65,8 +53,8 @@ mod tests {
 
     fn posted<C: Poolable>(t: &mut Test<'_>) -> Result {
         let qp = t.connected::<C>(8, 8, drop_it)?;
-        let mut sends = chain::<8>(t, 0..8)?;
-        let mut recvs = chain::<8>(t, 8..16)?;
+        let mut sends = t.requests::<8>(0..8)?;
+        let mut recvs = t.requests::<8>(8..16)?;
         qp.post_sends(&mut sends)?;
         qp.post_recvs(&mut recvs)?;
         check!(sends.is_empty() && recvs.is_empty());
@@ -81,7 +69,7 @@ mod tests {
             check_eq!(t.log().last_tag.get(), 8 + tag);
         }
         // There is room again.
-        qp.post_sends(&mut chain::<8>(t, 0..8)?)
+        qp.post_sends(&mut t.requests::<8>(0..8)?)
     }
 
     #[test]
@@ -113,17 +101,17 @@ mod tests {
     fn a_chain_that_has_no_room_stays_whole() -> Result {
         with_device(Setup::new(), |t| {
             let qp = t.connected::<Softirq>(6, 6, drop_it)?;
-            qp.post_sends(&mut chain::<4>(t, 0..4)?)?;
-            let mut more = chain::<4>(t, 10..13)?;
+            qp.post_sends(&mut t.requests::<4>(0..4)?)?;
+            let mut more = t.requests::<4>(10..13)?;
             check_eq!(qp.post_sends(&mut more), Err(ENOMEM));
             check_eq!(more.len(), 3);
             drop(more.pop());
             qp.post_sends(&mut more)?;
             check!(more.is_empty());
             check_eq!(t.fake().sends(qp.num()), 6);
-            check_eq!(qp.post_sends(&mut chain::<1>(t, 0..1)?), Err(ENOMEM));
-            qp.post_recvs(&mut chain::<8>(t, 0..6)?)?;
-            check_eq!(qp.post_recvs(&mut chain::<8>(t, 0..1)?), Err(ENOMEM));
+            check_eq!(qp.post_sends(&mut t.requests::<1>(0..1)?), Err(ENOMEM));
+            qp.post_recvs(&mut t.requests::<8>(0..6)?)?;
+            check_eq!(qp.post_recvs(&mut t.requests::<8>(0..1)?), Err(ENOMEM));
             check_eq!(t.count(Count::BadPosts), 0);
             Ok(())
         })
@@ -133,10 +121,10 @@ mod tests {
     fn a_chain_before_connecting_and_after_a_failure_stays_whole() -> Result {
         with_device(Setup::new(), |t| {
             let qp = t.qp::<Softirq>(8, 8, drop_it)?;
-            let mut sends = chain::<4>(t, 0..4)?;
+            let mut sends = t.requests::<4>(0..4)?;
             check_eq!(qp.post_sends(&mut sends), Err(ENOTCONN));
             t.connect(&qp)?;
-            qp.post_recvs(&mut chain::<4>(t, 20..21)?)?;
+            qp.post_recvs(&mut t.requests::<4>(20..21)?)?;
             t.fake().complete_recv(qp.num(), Wc::failed(4))?;
             check!(t.completed(1));
             check_eq!(qp.post_sends(&mut sends), Err(ESHUTDOWN));
@@ -152,7 +140,7 @@ mod tests {
                 let qp = t.connected::<Softirq>(8, 8, drop_it)?;
                 t.fake().fail_after(Op::PostSend, taken, 1, EIO);
                 t.fake().fail_after(Op::PostRecv, taken, 1, EAGAIN);
-                let (mut sends, mut recvs) = (chain::<8>(t, 0..8)?, chain::<8>(t, 0..8)?);
+                let (mut sends, mut recvs) = (t.requests::<8>(0..8)?, t.requests::<8>(0..8)?);
                 check_eq!(qp.post_sends(&mut sends), Err(EIO));
                 check_eq!(qp.post_recvs(&mut recvs), Err(EAGAIN));
                 check_eq!(t.fake().sends(qp.num()), taken);
@@ -163,8 +151,8 @@ mod tests {
                     check!(left.into_iter().eq((taken..8).rev()));
                 }
                 // They took no room.
-                qp.post_sends(&mut chain::<8>(t, 0..8 - taken)?)?;
-                qp.post_recvs(&mut chain::<8>(t, 0..8 - taken)?)?;
+                qp.post_sends(&mut t.requests::<8>(0..8 - taken)?)?;
+                qp.post_recvs(&mut t.requests::<8>(0..8 - taken)?)?;
                 qp.close(t.may_wait)?;
             }
             check_eq!(t.log().flushed.get(), 8 * 16);
@@ -182,10 +170,10 @@ mod tests {
         t.fake().refuse(refusal);
         t.fake().fail_after(Op::PostSend, 3, 1, EIO);
         let qp = t.connected::<Softirq>(8, 8, drop_it)?;
-        let mut sends = chain::<8>(t, 0..8)?;
+        let mut sends = t.requests::<8>(0..8)?;
         check_eq!(qp.post_sends(&mut sends), Err(EIO));
         check!(sends.is_empty());
-        check_eq!(qp.post_recvs(&mut chain::<8>(t, 0..1)?), Err(ESHUTDOWN));
+        check_eq!(qp.post_recvs(&mut t.requests::<8>(0..1)?), Err(ESHUTDOWN));
         qp.close(t.may_wait)?;
         for tag in 0..8 {
             check_eq!((tag, t.log().returned(tag)), (tag, 1));
@@ -207,11 +195,11 @@ mod tests {
                 }
             })?;
             for place in Place::ALL {
-                let mut sends = chain::<2>(t, 0..2)?;
+                let mut sends = t.requests::<2>(0..2)?;
                 let posted = place.run(|| qp.post_sends(&mut sends));
                 check_eq!((place, posted), (place, Some(Ok(()))));
             }
-            qp.post_recvs(&mut chain::<16>(t, 2..10)?)?;
+            qp.post_recvs(&mut t.requests::<16>(2..10)?)?;
             for i in 0..20 {
                 t.fake().complete_recv(qp.num(), Wc::ok(8))?;
                 check!(t.completed(2 * i + 1));

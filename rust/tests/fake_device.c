@@ -696,7 +696,6 @@ void fake_flush_when(struct fake *fake, enum fake_flush flush)
 	fake->flush = flush;
 }
 
-/* Has all requests complete as soon as they are posted, while the post is still under way. */
 /* Has it tell of each send, whether asked to or not. */
 void fake_talk(struct fake *fake, bool talkative)
 {
@@ -704,6 +703,7 @@ void fake_talk(struct fake *fake, bool talkative)
 	fake->talkative = talkative;
 }
 
+/* Has all requests complete as soon as they are posted, while the post is still under way. */
 void fake_echo(struct fake *fake, bool echo)
 {
 	guard(spinlock_irqsave)(&fake->lock);

@@ -408,6 +408,18 @@ impl<'bound> Test<'bound> {
         WorkRequest::new(buffer, Tag::new(&self.env, tag), GFP_KERNEL)
     }
 
+    /// A chain of requests with these tags.
+    pub(crate) fn requests<const N: usize>(
+        &self,
+        tags: core::ops::Range<u32>,
+    ) -> Result<Chain<'bound, Tag, N>> {
+        let mut chain = Chain::new();
+        for tag in tags {
+            chain.push(self.request(tag, 8)?).map_err(|_| ENOSPC)?;
+        }
+        Ok(chain)
+    }
+
     /// Posts a request as soon as there is room for it.
     pub(crate) fn post_soon(
         &self,

@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// The most requests of a chain: what the driver gets of them is on the stack.
-const MAX: usize = 16;
+pub const MAX_CHAIN: usize = 16;
 
 /// Up to `N` requests that are posted together, 16 at most.
 ///
@@ -69,7 +69,7 @@ const MAX: usize = 16;
 /// # Invariants
 ///
 /// The first `len` slots are filled.
-pub struct Chain<'bound, T, const N: usize = MAX> {
+pub struct Chain<'bound, T, const N: usize = MAX_CHAIN> {
     slots: [MaybeUninit<WorkRequest<'bound, T>>; N],
     len: usize,
 }
@@ -77,7 +77,7 @@ pub struct Chain<'bound, T, const N: usize = MAX> {
 impl<'bound, T, const N: usize> Chain<'bound, T, N> {
     /// Makes an empty chain.
     pub fn new() -> Self {
-        const { assert!(N > 0 && N <= MAX) }
+        const { assert!(N > 0 && N <= MAX_CHAIN) }
         Self {
             slots: [const { MaybeUninit::uninit() }; N],
             len: 0,
@@ -336,10 +336,9 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         for ((slot, entry), raw) in slots.zip(&mut entries).zip(&mut raws) {
             // SAFETY: By the type invariant it was filled, and it counts no more.
             let mut request = unsafe { slot.assume_init_read() };
-            let (way, done) = match (side, as_one) {
-                (Side::Recv, _) => (Way::Recv, Self::done_of(side)),
-                (Side::Send, None) => (Way::Send, Self::done_of(side)),
-                (Side::Send, Some(as_one)) => {
+            let (way, done) = match as_one {
+                None => Self::alone(side),
+                Some(as_one) => {
                     request.header_mut().link(nth, before);
                     // There are 16 at most.
                     nth = nth.wrapping_add(1);
