@@ -214,7 +214,8 @@ impl Traffic {
 /// What is kept with each request.
 pub(crate) struct Tag {
     slot: u32,
-    round: u64,
+    /// No more than there are sends.
+    round: u32,
     posted_at: Instant<Monotonic>,
 }
 
@@ -395,7 +396,7 @@ impl<'bound, C: Promise> End<'bound, C> {
         let id = Id {
             pair: self.pair,
             slot: request.tag().slot,
-            round: request.tag().round,
+            round: request.tag().round.into(),
         };
         id.write(request.data_mut());
     }

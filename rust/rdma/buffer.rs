@@ -59,12 +59,12 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 ///
 /// - `memory` is physically contiguous, and has at most `u32::MAX` bytes.
 /// - It is mapped for `device` at `addr`.
+// In this order, so that all that is needed on the way of a request comes first.
+#[repr(C)]
 pub struct DmaBuffer<'bound> {
-    device: &'bound Device<'bound>,
     memory: Pin<KBox<[u8]>>,
     addr: u64,
-    /// Whether mapping is a matter of hardware, so that caches have to be kept in step.
-    needs_sync: bool,
+    pub(crate) device: &'bound Device<'bound>,
 }
 
 impl<'bound> DmaBuffer<'bound> {
@@ -98,11 +98,9 @@ impl<'bound> DmaBuffer<'bound> {
         to_result(unsafe { bindings::ib_dma_mapping_error(dev.as_raw(), addr) })?;
         // INVARIANT: Allocated and mapped above.
         Ok(Self {
-            device: dev,
             memory,
             addr,
-            // SAFETY: The device is valid.
-            needs_sync: unsafe { !bindings::ib_uses_virt_dma(dev.as_raw()) },
+            device: dev,
         })
     }
 
@@ -115,36 +113,30 @@ impl<'bound> DmaBuffer<'bound> {
         self.addr
     }
 
-    /// Gives the memory to the device.
-    #[inline]
+    /// Gives the memory to the device, if it [needs that](Device::needs_sync).
     pub(crate) fn sync_for_device(&self) {
-        if self.needs_sync {
-            // SAFETY: By the type invariant.
-            unsafe {
-                bindings::ib_dma_sync_single_for_device(
-                    self.device.as_raw(),
-                    self.addr,
-                    self.memory.len(),
-                    DIRECTION,
-                )
-            };
-        }
+        // SAFETY: By the type invariant.
+        unsafe {
+            bindings::ib_dma_sync_single_for_device(
+                self.device.as_raw(),
+                self.addr,
+                self.memory.len(),
+                DIRECTION,
+            )
+        };
     }
 
-    /// Takes the memory back from the device.
-    #[inline]
+    /// Takes the memory back from the device, as above.
     pub(crate) fn sync_for_cpu(&self) {
-        if self.needs_sync {
-            // SAFETY: By the type invariant.
-            unsafe {
-                bindings::ib_dma_sync_single_for_cpu(
-                    self.device.as_raw(),
-                    self.addr,
-                    self.memory.len(),
-                    DIRECTION,
-                )
-            };
-        }
+        // SAFETY: By the type invariant.
+        unsafe {
+            bindings::ib_dma_sync_single_for_cpu(
+                self.device.as_raw(),
+                self.addr,
+                self.memory.len(),
+                DIRECTION,
+            )
+        };
     }
 }
 

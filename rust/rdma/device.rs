@@ -118,6 +118,14 @@ impl<'bound> Device<'bound> {
         self.raw.as_ptr()
     }
 
+    /// Whether mapping memory is a matter of hardware, so that caches have to be kept in step.
+    ///
+    /// C function: `ib_uses_virt_dma()`.
+    pub(crate) fn needs_sync(&self) -> bool {
+        // SAFETY: The device is valid.
+        unsafe { !bindings::ib_uses_virt_dma(self.as_raw()) }
+    }
+
     pub(crate) fn register(&self) -> &Register {
         &self.register
     }

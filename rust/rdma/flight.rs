@@ -8,14 +8,15 @@
 //! whether it took the request leaves it open whether there will be one.
 //!
 //! So each queue pair has a [`Roll`]: a request enters it when it is posted there for the first time,
-//! and stays for as long as it lives and isn't posted elsewhere. In steady state, posting and completing
-//! cost a comparison and a flag. What is still in flight when the queue pair is destroyed is handed back
-//! as flushed: by a handler of the completion queue, behind all completions that are in the queue, so
-//! that none of them can be for a request that was handed back before. Such a handler is called for a
-//! [`Marker`].
+//! and stays for as long as it lives and isn't posted elsewhere, or until the queue pair goes. In steady
+//! state, posting and completing cost two comparisons and a flag. What is still in flight when the queue
+//! pair is destroyed is handed back as flushed: by a handler of the completion queue, behind all
+//! completions that are in the queue, so that none of them can be for a request that was handed back
+//! before. Such a handler is called for a [`Marker`].
 
 use core::{
     cell::UnsafeCell,
+    marker::PhantomPinned,
     ptr::NonNull, //
 };
 use kernel::{
@@ -52,105 +53,92 @@ pub(crate) enum Way {
 ///
 /// # Invariants
 ///
-/// - While `listed` is set, it is on the list of `roll`, and stays where it is.
-/// - While it is in flight as the last of a chain, `before` leads to the others, `nth` of them, which are in
-///   flight as well until one of them completes by itself.
+/// While `listed_as` is set, the request is on the roll of the queue pair `qp`, stays where it is, and
+/// `cqe.done` is what goes with that way.
 #[repr(C)]
 pub(crate) struct Header {
     /// Passed to the RDMA core, which calls `cqe.done` with a pointer to it.
     pub(crate) cqe: bindings::ib_cqe,
-    /// The queue pair that the request is posted to.
+    /// The queue pair that the request is posted to, or was last. It may be gone.
     pub(crate) qp: *const c_void,
-    way: Way,
+    /// Belongs to who has the request and posts to `qp`. Else to who has the lock of the roll.
+    listed_as: UnsafeCell<Option<Way>>,
     /// Whether the device has the request, or may have it. Belongs to who has the request; the device
     /// has its own ways of telling that it is posted, and that it is complete.
     in_flight: UnsafeCell<bool>,
-    /// Belongs to who has the lock of `roll`, as `links` do. It is here since here is room for it.
-    listed: UnsafeCell<bool>,
-    /// Of a chain that was posted as one: how many are before it, and the last of them.
-    nth: u8,
-    before: *mut Header,
-    /// The roll that the request last entered. Belongs to who has the request.
-    roll: UnsafeCell<Option<Arc<Roll>>>,
-    links: UnsafeCell<Links>,
+    /// Of a chain that was posted as one: how many are before it.
+    pub(crate) nth: u8,
+    /// How many bytes are sent, or may be received.
+    pub(crate) len: u32,
+    _pin: PhantomPinned,
 }
 
 /// What the RDMA core calls for a completion.
 pub(crate) type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
-struct Links {
-    prev: *mut Header,
-    next: *mut Header,
-}
-
 impl Header {
-    pub(crate) fn new() -> Self {
-        // INVARIANT: It is on no list.
+    pub(crate) fn new(len: u32) -> Self {
+        // INVARIANT: It is on no roll.
         Self {
             cqe: bindings::ib_cqe { done: None },
             qp: core::ptr::null(),
-            way: Way::Send,
+            listed_as: UnsafeCell::new(None),
             in_flight: UnsafeCell::new(false),
-            listed: UnsafeCell::new(false),
             nth: 0,
-            before: core::ptr::null_mut(),
-            roll: UnsafeCell::new(None),
-            links: UnsafeCell::new(Links {
-                prev: core::ptr::null_mut(),
-                next: core::ptr::null_mut(),
-            }),
+            len,
+            _pin: PhantomPinned,
         }
     }
 
     /// Notes that the request is about to be posted to the queue pair `qp`, whose roll is `roll`, and
-    /// what is to be done when it is complete.
+    /// what is to be done when it is complete. `entry` is the request's.
     ///
     /// # Safety
     ///
-    /// The caller has the request, which stays where it is until [`Self::leave`] is called.
+    /// The caller has the request, which stays where it is until [`Entry::leave`] is called.
     #[inline]
     pub(crate) unsafe fn take_off(
         &mut self,
+        entry: &Entry,
         qp: *const c_void,
         roll: &Arc<Roll>,
         way: Way,
         done: Done,
     ) {
-        // A roll is one queue pair's, and stays for as long as it is entered here.
-        //
-        // SAFETY: By the function's requirements nobody else uses the field. An `Arc` is a pointer that is
-        // never null, which is what stands for `None`.
-        let again = unsafe {
-            let entered: *const c_void = core::mem::transmute_copy(&*self.roll.get());
-            let roll: *const c_void = core::mem::transmute_copy(roll);
-            entered == roll
-        };
-        if !again || self.way != way {
-            self.cqe.done = Some(done);
-            self.qp = qp;
-            self.way = way;
-            if !again {
-                self.enter(roll);
-            }
+        // That it is listed where `qp` is says that it is on the roll of this very queue pair: of one that
+        // was there before, `Roll::dismiss` has taken off all. Nor does anybody take it off this one, as
+        // long as it is posted to.
+        if self.qp != qp || *self.listed_as.get_mut() != Some(way) {
+            self.change(entry, qp, roll, way, done);
         }
         *self.in_flight.get_mut() = true;
     }
 
-    pub(crate) fn way(&self) -> Way {
-        self.way
+    #[cold]
+    #[inline(never)]
+    fn change(&mut self, entry: &Entry, qp: *const c_void, roll: &Arc<Roll>, way: Way, done: Done) {
+        let again = self.qp == qp && self.listed_as.get_mut().is_some();
+        if !again {
+            // What is noted of another queue pair may be looked at until then.
+            entry.leave();
+        }
+        self.cqe.done = Some(done);
+        self.qp = qp;
+        *self.listed_as.get_mut() = Some(way);
+        if !again {
+            entry.enter(self, roll);
+        }
     }
 
-    /// Links the request, as the `nth` of a chain that is posted as one, to the one before it.
+    /// As what it is in flight.
+    ///
+    /// # Safety
+    ///
+    /// It is in flight, its queue pair exists, and nobody sweeps the roll.
     #[inline]
-    pub(crate) fn link(&mut self, nth: u8, before: *mut Header) {
-        self.nth = nth;
-        self.before = before;
-    }
-
-    /// What [`Self::link`] was told.
-    #[inline]
-    pub(crate) fn linked(&self) -> (u8, *mut Header) {
-        (self.nth, self.before)
+    pub(crate) unsafe fn way(&self) -> Way {
+        // SAFETY: By the function's requirements it is on the roll, and nobody changes that.
+        unsafe { (*self.listed_as.get()).unwrap_unchecked() }
     }
 
     /// Notes that the request is back.
@@ -158,25 +146,57 @@ impl Header {
     pub(crate) fn land(&mut self) {
         *self.in_flight.get_mut() = false;
     }
+}
 
-    #[cold]
-    fn enter(&self, roll: &Arc<Roll>) {
-        self.leave();
-        // SAFETY: Only called by `take_off`.
+/// What a request is found by on a roll. It is not used on the way of a request that was posted before.
+pub(crate) struct Entry {
+    /// The roll that the request last entered. Belongs to who has the request.
+    roll: UnsafeCell<Option<Arc<Roll>>>,
+    /// Belongs to who has the lock of `roll`.
+    links: UnsafeCell<Links>,
+    _pin: PhantomPinned,
+}
+
+/// # Invariants
+///
+/// While `header` is set the entry is on a list. It is that of the same request.
+struct Links {
+    header: *const Header,
+    prev: *const Entry,
+    next: *const Entry,
+}
+
+impl Entry {
+    pub(crate) fn new() -> Self {
+        // INVARIANT: It is on no list.
+        Self {
+            roll: UnsafeCell::new(None),
+            links: UnsafeCell::new(Links {
+                header: core::ptr::null(),
+                prev: core::ptr::null(),
+                next: core::ptr::null(),
+            }),
+            _pin: PhantomPinned,
+        }
+    }
+
+    fn enter(&self, header: &Header, roll: &Arc<Roll>) {
+        // SAFETY: Only called by who has the request, after it has left another.
         unsafe { *self.roll.get() = Some(roll.clone()) };
         let mut list = roll.list.lock();
-        // SAFETY: With the lock of the roll the links are ours.
+        // SAFETY: With the lock of the roll the links are ours, and those of the first.
+        // INVARIANT: Both stay where they are until it leaves.
         unsafe {
-            *self.listed.get() = true;
-            let links = &mut *self.links.get();
-            links.prev = core::ptr::null_mut();
-            links.next = list.first;
-            if let Some(next) = NonNull::new(list.first) {
-                (*next.as_ref().links.get()).prev = core::ptr::from_ref(self).cast_mut();
+            *self.links.get() = Links {
+                header,
+                prev: core::ptr::null(),
+                next: list.first,
+            };
+            if let Some(next) = list.first.as_ref() {
+                (*next.links.get()).prev = self;
             }
         }
-        // INVARIANT: It stays where it is until it leaves.
-        list.first = core::ptr::from_ref(self).cast_mut();
+        list.first = self;
     }
 
     /// Takes the request off the roll that it is on, if any. Called by who has it, before it is moved or
@@ -190,7 +210,7 @@ impl Header {
     }
 }
 
-impl Drop for Header {
+impl Drop for Entry {
     fn drop(&mut self) {
         self.leave();
     }
@@ -198,31 +218,41 @@ impl Drop for Header {
 
 /// # Invariants
 ///
-/// Leads to all headers with `listed` set of this roll, by their `links`.
+/// Leads to all entries of this roll with a `header`, by their `links`.
 struct List {
-    first: *mut Header,
+    first: *const Entry,
 }
 
 // SAFETY: The pointers are only followed with the lock held.
 unsafe impl Send for List {}
 
 impl List {
-    fn unlink(&mut self, header: &Header) {
+    /// Takes an entry off the list, unless that was done before. Says whose it is.
+    fn unlink(&mut self, entry: &Entry) -> Option<NonNull<Header>> {
         // SAFETY: `self` is only reached with the lock of the roll, so the links are ours; by the type
-        // invariant they lead to headers that are there.
+        // invariant they lead to entries that are there. Nobody posts the request to its queue pair: who
+        // calls this has it, or that queue pair is about to go.
         unsafe {
-            if !core::mem::take(&mut *header.listed.get()) {
-                return;
-            }
-            let links = &*header.links.get();
-            match NonNull::new(links.prev) {
-                Some(prev) => (*prev.as_ref().links.get()).next = links.next,
+            let links = &mut *entry.links.get();
+            let header =
+                NonNull::new(core::mem::replace(&mut links.header, core::ptr::null()).cast_mut())?;
+            *(*header.as_ptr()).listed_as.get() = None;
+            match links.prev.as_ref() {
+                Some(prev) => (*prev.links.get()).next = links.next,
                 None => self.first = links.next,
             }
-            if let Some(next) = NonNull::new(links.next) {
-                (*next.as_ref().links.get()).prev = links.prev;
+            if let Some(next) = links.next.as_ref() {
+                (*next.links.get()).prev = links.prev;
             }
+            Some(header)
         }
+    }
+
+    /// Takes the first entry off the list. Says whose it is.
+    fn pop(&mut self) -> Option<NonNull<Header>> {
+        // SAFETY: By the type invariant.
+        let first = unsafe { self.first.as_ref() }?;
+        self.unlink(first)
     }
 }
 
@@ -238,7 +268,7 @@ impl Roll {
         Arc::pin_init(
             pin_init!(Self {
                 // INVARIANT: There are none.
-                list <- new_spinlock_irq!(List { first: core::ptr::null_mut() }, "rdma::Roll::list"),
+                list <- new_spinlock_irq!(List { first: core::ptr::null() }, "rdma::Roll::list"),
             }),
             GFP_KERNEL,
         )
@@ -248,16 +278,20 @@ impl Roll {
     fn next_in_flight(&self) -> Option<NonNull<Header>> {
         let mut list = self.list.lock();
         loop {
-            let first = NonNull::new(list.first)?;
-            // SAFETY: By the type invariant of `List`.
-            let header = unsafe { first.as_ref() };
-            list.unlink(header);
+            let header = list.pop()?;
             // SAFETY: Nothing is posted or completed here any more. To post it elsewhere its owner first
             // takes it off this list.
-            if unsafe { *header.in_flight.get() } {
-                return Some(first);
+            if unsafe { *(*header.as_ptr()).in_flight.get() } {
+                return Some(header);
             }
         }
+    }
+
+    /// Takes all requests off the list, since the queue pair is gone: what they note of it would be taken
+    /// for another's that has its place.
+    fn dismiss(&self) {
+        // One at a time: there may be many.
+        while self.list.lock().pop().is_some() {}
     }
 
     /// Hands back all that is in flight, as the RDMA core would, had the device flushed it.
@@ -286,8 +320,8 @@ impl Roll {
 }
 
 /// What brings back the requests on a roll that the device forgot: a receive on a queue pair of its own,
-/// whose completion comes behind all others of a completion queue. Part of the queue pair.
-#[pin_data]
+/// whose completion comes behind all others of a completion queue. Part of the queue pair, and gone with it.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Marker {
     cqe: bindings::ib_cqe,
     roll: Arc<Roll>,
@@ -299,6 +333,13 @@ pub(crate) struct Marker {
 unsafe impl Sync for Marker {}
 // SAFETY: As above.
 unsafe impl Send for Marker {}
+
+#[pinned_drop]
+impl PinnedDrop for Marker {
+    fn drop(self: Pin<&mut Self>) {
+        self.roll.dismiss();
+    }
+}
 
 impl Marker {
     pub(crate) fn new() -> impl PinInit<Self, Error> {

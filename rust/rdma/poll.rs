@@ -256,6 +256,14 @@ impl<'bound> WorkCompletion<'_, 'bound> {
         unsafe { NonNull::new_unchecked(self.wc.__bindgen_anon_1.wr_cqe.cast()) }
     }
 
+    /// As what the request was posted.
+    #[inline]
+    fn way(&self) -> Way {
+        // SAFETY: By the type invariant the request is in flight, so that its queue pair exists. Who sweeps a
+        // roll takes completions off the queue meanwhile, as nobody else does now.
+        unsafe { self.header().as_ref().way() }
+    }
+
     /// Success, or why not.
     #[inline]
     pub fn result(&self) -> Result<Success, Failure> {
@@ -264,14 +272,13 @@ impl<'bound> WorkCompletion<'_, 'bound> {
 
     /// Whether the request was a receive.
     pub fn is_recv(&self) -> bool {
-        // SAFETY: By the type invariant the request is there, and nobody changes it.
-        unsafe { self.header().as_ref() }.way() == Way::Recv
+        self.way() == Way::Recv
     }
 
     /// Whether the request was posted to `qp`.
     #[inline]
     pub fn is_of<H: Handler<'bound>>(&self, qp: &QueuePair<'bound, H>) -> bool {
-        // SAFETY: As in `is_recv`.
+        // SAFETY: By the type invariant the request is there, and nobody changes it.
         core::ptr::eq(unsafe { self.header().as_ref() }.qp, qp.identity())
     }
 
@@ -286,8 +293,7 @@ impl<'bound> WorkCompletion<'_, 'bound> {
         self,
         qp: &QueuePair<'bound, H>,
     ) -> Result<WorkRequest<'bound, H::Tag>, Self> {
-        // SAFETY: As in `is_recv`.
-        let way = unsafe { self.header().as_ref() }.way();
+        let way = self.way();
         if !self.is_of(qp) || way == Way::Last {
             return Err(self);
         }

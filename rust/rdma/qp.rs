@@ -263,6 +263,8 @@ pub(crate) struct Qp<'bound, H: Handler<'bound>> {
     raw: RawQp,
     num: u32,
     device: &'bound Device<'bound>,
+    /// Of the device.
+    needs_sync: bool,
     lkey: u32,
     state: Atomic<u64>,
     /// How many sends may be in flight: zero until the queue pair is connected, `send_depth` then,
@@ -588,7 +590,9 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         request: WorkRequest<'bound, H::Tag>,
         sge: &'a mut MaybeUninit<bindings::ib_sge>,
     ) -> (NonNull<Inner<'bound, H::Tag>>, &'a mut bindings::ib_sge) {
-        request.buffer().sync_for_device();
+        if self.needs_sync {
+            request.buffer().sync_for_device();
+        }
         let sge = sge.write(bindings::ib_sge {
             addr: request.buffer().dma_addr(),
             length: request.len(),
@@ -604,9 +608,8 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
         unsafe {
-            (*inner.as_ptr())
-                .header
-                .take_off(self.identity(), self.marker.roll(), way, done)
+            let Inner { header, entry, .. } = &mut *inner.as_ptr();
+            header.take_off(entry, self.identity(), self.marker.roll(), way, done);
         };
         (inner, sge)
     }
@@ -642,7 +645,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             };
         };
         // SAFETY: The driver says that it didn't take the request.
-        let request = unsafe { self.not_taken(inner) };
+        let request = unsafe { self.reclaim(inner) };
         self.count_out(unit);
         PostError::new(error, request)
     }
@@ -653,19 +656,19 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         self.fail();
     }
 
-    /// Makes what was to be in flight the request again.
+    /// Makes what was to be in flight, or was, the request again.
     ///
     /// # Safety
     ///
-    /// It comes from [`Self::prepare`], and the driver didn't take it.
-    unsafe fn not_taken(
-        &self,
-        inner: NonNull<Inner<'bound, H::Tag>>,
-    ) -> WorkRequest<'bound, H::Tag> {
+    /// It comes from [`Self::prepare`]. The driver didn't take it, or the device is done with it.
+    #[inline(always)]
+    unsafe fn reclaim(&self, inner: NonNull<Inner<'bound, H::Tag>>) -> WorkRequest<'bound, H::Tag> {
         // SAFETY: By the function's requirements.
         let mut request = unsafe { WorkRequest::from_raw(inner) };
-        request.header_mut().land();
-        request.buffer().sync_for_cpu();
+        request.land();
+        if self.needs_sync {
+            request.buffer().sync_for_cpu();
+        }
         request
     }
 
@@ -695,7 +698,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     #[cold]
     unsafe fn completed_alone(&self, wc: &bindings::ib_wc) {
         // SAFETY: By the function's requirements it leads to the request.
-        let (before, _) = unsafe { (*wc.__bindgen_anon_1.wr_cqe.cast::<Header>()).linked() };
+        let before = unsafe { (*wc.__bindgen_anon_1.wr_cqe.cast::<Header>()).nth };
         // No send speaks for others from now on: this one failed, or the device tells of each. If it is the
         // first, those before it in its chain had succeeded.
         if !self.silence_ended.xchg(true, Full) {
@@ -742,10 +745,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             })
         };
         // SAFETY: By the function's requirements.
-        let mut request = unsafe { WorkRequest::from_raw(inner) };
-        request.header_mut().land();
-        request.buffer().sync_for_cpu();
-        request
+        unsafe { self.reclaim(inner) }
     }
 
     /// What requests know this queue pair by.
@@ -1040,6 +1040,7 @@ impl<'bound, H: Handler<'bound>> QueuePair<'bound, H> {
                 raw,
                 num,
                 device: dev,
+                needs_sync: dev.needs_sync(),
                 lkey: pd.local_dma_lkey(),
                 state: Atomic::new(0),
                 send_limit: Atomic::new(0),

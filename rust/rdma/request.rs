@@ -5,7 +5,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cqe`)
 
 use core::{
-    marker::PhantomPinned,
+    mem::offset_of,
     ptr::NonNull, //
 };
 use kernel::{
@@ -15,7 +15,10 @@ use kernel::{
 
 use crate::{
     buffer::DmaBuffer,
-    flight::Header, //
+    flight::{
+        Entry,
+        Header, //
+    }, //
 };
 
 /// A buffer, and what the owner keeps with it, ready to be posted as a send or as a receive.
@@ -48,20 +51,31 @@ pub struct WorkRequest<'bound, T> {
 }
 
 /// What is in flight. It stays where it is meanwhile, and begins with what it is found by.
-#[repr(C)]
+///
+/// What is needed on its way comes first: with a tag of 16 bytes, just one cache line of it.
+///
+/// # Invariants
+///
+/// While it is in flight as the last of a chain, `before` leads to the others, `header.nth` of them, which are
+/// in flight as well until one of them completes by itself.
+#[repr(C, align(64))]
 pub(crate) struct Inner<'bound, T> {
     pub(crate) header: Header,
-    buffer: DmaBuffer<'bound>,
-    len: u32,
     tag: T,
-    _pin: PhantomPinned,
+    buffer: DmaBuffer<'bound>,
+    /// Of a chain that was posted as one: the request before it.
+    pub(crate) before: *mut Self,
+    pub(crate) entry: Entry,
 }
 
-// With so much for the owner it is as large as what the kernel has for it: two cache lines. One more was seen in
-// how many sends a second there are.
-const _: () = assert!(size_of::<Inner<'static, [u64; 3]>>() <= 128);
+const _: () = {
+    type Usual = Inner<'static, [u64; 2]>;
+    assert!(offset_of!(Usual, buffer.device) <= align_of::<Usual>());
+    assert!(size_of::<Usual>() == 2 * align_of::<Usual>());
+};
 
-// SAFETY: `header` is only used by who has the request, or the lock of the roll that it is on.
+// SAFETY: `header` and `entry` are only used by who has the request, or the lock of the roll that it is on,
+// and `before` by who has the chain.
 unsafe impl<T: Send> Send for Inner<'_, T> {}
 // SAFETY: As above: a shared reference only leads to the buffer and the tag.
 unsafe impl<T: Sync> Sync for Inner<'_, T> {}
@@ -77,11 +91,11 @@ impl<'bound, T> WorkRequest<'bound, T> {
         Ok(Self {
             inner: KBox::new(
                 Inner {
-                    header: Header::new(),
-                    buffer,
-                    len,
+                    header: Header::new(len),
                     tag,
-                    _pin: PhantomPinned,
+                    buffer,
+                    before: core::ptr::null_mut(),
+                    entry: Entry::new(),
                 },
                 flags,
             )?,
@@ -116,13 +130,13 @@ impl<'bound, T> WorkRequest<'bound, T> {
     /// otherwise.
     #[inline]
     pub fn len(&self) -> u32 {
-        self.inner.len
+        self.inner.header.len
     }
 
     /// Whether there is nothing to send.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.inner.len == 0
+        self.inner.header.len == 0
     }
 
     /// Sets how many bytes, from the start of the buffer, are sent or may be received.
@@ -132,7 +146,7 @@ impl<'bound, T> WorkRequest<'bound, T> {
     /// `EINVAL` if the buffer is shorter.
     pub fn set_len(&mut self, len: u32) -> Result {
         if u32::try_from(self.inner.buffer.len()).is_ok_and(|max| len <= max) {
-            self.inner.len = len;
+            self.inner.header.len = len;
             return Ok(());
         }
         let device = self.inner.buffer.device();
@@ -149,14 +163,22 @@ impl<'bound, T> WorkRequest<'bound, T> {
     /// Gives up the request for its parts.
     pub fn into_parts(self) -> (DmaBuffer<'bound>, T) {
         // It moves now.
-        self.inner.header.leave();
+        self.inner.entry.leave();
         let inner = KBox::into_inner(self.inner);
         (inner.buffer, inner.tag)
     }
 
+    /// Links the request, as the `nth` of a chain that is posted as one, to the one before it.
     #[inline]
-    pub(crate) fn header_mut(&mut self) -> &mut Header {
-        &mut self.inner.header
+    pub(crate) fn link(&mut self, nth: u8, before: *mut Inner<'bound, T>) {
+        self.inner.header.nth = nth;
+        self.inner.before = before;
+    }
+
+    /// Notes that it is back.
+    #[inline]
+    pub(crate) fn land(&mut self) {
+        self.inner.header.land();
     }
 
     /// Turns the request into what is in flight.

@@ -168,13 +168,18 @@ mod tests {
     type Shelf<'bound> = SpinLockIrq<KVec<WorkRequest<'bound, Tag>>>;
 
     /// Lays by what comes back.
-    struct LayBy<'bound>(Arc<Shelf<'bound>>);
+    struct LayBy<'bound> {
+        shelf: Arc<Shelf<'bound>>,
+        /// Makes the queue pair so large that it gets pages of its own. These the kernel hands out again as
+        /// soon as they are freed. What is smaller KASAN holds back.
+        _large: [u8; 16384],
+    }
 
     impl<'bound> Handler<'bound> for LayBy<'bound> {
         type Context = Softirq;
         type Tag = Tag;
 
-        fn received(
+        fn sent(
             &self,
             _: &Poster<'_, 'bound, Self>,
             request: WorkRequest<'bound, Tag>,
@@ -182,7 +187,17 @@ mod tests {
             _: Softirq,
         ) {
             // There is room: see `shelf`.
-            let _ = self.0.lock().push(request, GFP_ATOMIC);
+            let _ = self.shelf.lock().push(request, GFP_ATOMIC);
+        }
+
+        fn received(
+            &self,
+            qp: &Poster<'_, 'bound, Self>,
+            request: WorkRequest<'bound, Tag>,
+            completion: &Completion<'_>,
+            context: Softirq,
+        ) {
+            self.sent(qp, request, completion, context);
         }
     }
 
@@ -195,15 +210,50 @@ mod tests {
         t: &Test<'bound>,
         shelf: &Arc<Shelf<'bound>>,
     ) -> Result<QueuePair<'bound, LayBy<'bound>>> {
-        let depths = Depths { send: 0, recv: 4 };
-        QueuePair::new(
+        let depths = Depths { send: 1, recv: 4 };
+        let qp = QueuePair::new(
             &t.pd()?,
             t.lease(depths.total(), None)?,
             t.dev.port(1)?,
             depths,
-            Ok::<_, Error>(LayBy(shelf.clone())),
+            init!(LayBy {
+                shelf: shelf.clone(),
+                _large <- pin_init::init_zeroed(),
+            }),
             t.may_sleep(),
-        )
+        )?;
+        t.connect(&qp)?;
+        Ok(qp)
+    }
+
+    #[test]
+    fn what_a_queue_pair_had_that_was_at_the_same_place_comes_back() -> Result {
+        with_device(Setup::new(), |t| {
+            let _impatient = Impatient::new();
+            t.fake().flush_when(Flush::Receives);
+            let shelf = shelf()?;
+            let qp = lay_by(t, &shelf)?;
+            let place = core::ptr::from_ref(qp.handler()).addr();
+            qp.post_send(t.request(0, 8)?)?;
+            t.fake().complete_send(qp.num(), Wc::ok(8))?;
+            check!(eventually(|| shelf.lock().len() == 1));
+            qp.close(t.may_wait)?;
+            let mut others = KVec::new();
+            let qp = loop {
+                let qp = lay_by(t, &shelf)?;
+                if core::ptr::from_ref(qp.handler()).addr() == place {
+                    break qp;
+                }
+                others.push(qp, GFP_KERNEL)?;
+                check!(others.len() < 64);
+            };
+            let request = { shelf.lock().pop() }.ok_or(ENOENT)?;
+            qp.post_send(request)?;
+            // The device forgets it.
+            qp.close(t.may_wait)?;
+            check_eq!(shelf.lock().len(), 1);
+            Ok(())
+        })
     }
 
     #[test]

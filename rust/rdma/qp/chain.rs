@@ -328,7 +328,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let mut raws: [MaybeUninit<R>; N] = unsafe { MaybeUninit::uninit().assume_init() };
         let first = raws.as_mut_ptr().cast::<R>();
         let mut last = first;
-        let mut before = core::ptr::null_mut::<Header>();
+        let mut before = core::ptr::null_mut();
         // From here on they are nobody's but the device's.
         let len = core::mem::take(&mut chain.len);
         let slots = chain.slots.iter().take(len);
@@ -339,7 +339,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             let (way, done) = match as_one {
                 None => Self::alone(side),
                 Some(as_one) => {
-                    request.header_mut().link(nth, before);
+                    request.link(nth, before);
                     // There are 16 at most.
                     nth = nth.wrapping_add(1);
                     if usize::from(nth) < len {
@@ -350,7 +350,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 }
             };
             let (inner, entry) = self.prepare(way, done, request, entry);
-            before = inner.as_ptr().cast();
+            before = inner.as_ptr();
             last = raw.as_mut_ptr();
             // SAFETY: The request is ours until it is posted, and the entry goes with it. What comes after
             // the last is linked to no more, see below.
@@ -408,7 +408,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             // SAFETY: The driver says that it didn't take the request, whose start this is.
             let request = unsafe {
                 let inner = raw.wr_cqe().cast::<Inner<'bound, H::Tag>>();
-                self.not_taken(NonNull::new_unchecked(inner))
+                self.reclaim(NonNull::new_unchecked(inner))
             };
             // There was room for it before.
             let _ = chain.push(request);
@@ -430,15 +430,15 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
     ) -> Chain<'bound, H::Tag> {
         let mut chain = Chain::new();
         // SAFETY: By the function's requirements the request is there, and nobody else uses it.
-        let len = usize::from(unsafe { (*last.as_ptr()).header.linked() }.0) + 1;
+        let len = usize::from(unsafe { (*last.as_ptr()).header.nth }) + 1;
         let mut at = last;
         for slot in chain.slots.iter_mut().take(len).rev() {
             // SAFETY: By the function's requirements, of this one and of those that it is linked to.
-            let before = unsafe { (*at.as_ptr()).header.linked() }.1;
+            let before = unsafe { (*at.as_ptr()).before };
             // SAFETY: As above.
             slot.write(unsafe { self.land(Side::Send, at, wc) });
             // The first is linked to none.
-            let Some(next) = NonNull::new(before.cast()) else {
+            let Some(next) = NonNull::new(before) else {
                 break;
             };
             at = next;
