@@ -20,7 +20,7 @@ use crate::{
     device::Device, //
 };
 
-const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
+pub(crate) const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 
 /// Memory that is mapped for a device for as long as it lives.
 ///
@@ -59,12 +59,10 @@ const DIRECTION: dma_data_direction = dma_data_direction::DMA_BIDIRECTIONAL;
 ///
 /// - `memory` is physically contiguous, and has at most `u32::MAX` bytes.
 /// - It is mapped for `device` at `addr`.
-// In this order, so that all that is needed on the way of a request comes first.
-#[repr(C)]
 pub struct DmaBuffer<'bound> {
+    device: &'bound Device<'bound>,
     memory: Pin<KBox<[u8]>>,
     addr: u64,
-    pub(crate) device: &'bound Device<'bound>,
 }
 
 impl<'bound> DmaBuffer<'bound> {
@@ -98,9 +96,9 @@ impl<'bound> DmaBuffer<'bound> {
         to_result(unsafe { bindings::ib_dma_mapping_error(dev.as_raw(), addr) })?;
         // INVARIANT: Allocated and mapped above.
         Ok(Self {
+            device: dev,
             memory,
             addr,
-            device: dev,
         })
     }
 
@@ -111,32 +109,6 @@ impl<'bound> DmaBuffer<'bound> {
 
     pub(crate) fn dma_addr(&self) -> u64 {
         self.addr
-    }
-
-    /// Gives the memory to the device, if it [needs that](Device::needs_sync).
-    pub(crate) fn sync_for_device(&self) {
-        // SAFETY: By the type invariant.
-        unsafe {
-            bindings::ib_dma_sync_single_for_device(
-                self.device.as_raw(),
-                self.addr,
-                self.memory.len(),
-                DIRECTION,
-            )
-        };
-    }
-
-    /// Takes the memory back from the device, as above.
-    pub(crate) fn sync_for_cpu(&self) {
-        // SAFETY: By the type invariant.
-        unsafe {
-            bindings::ib_dma_sync_single_for_cpu(
-                self.device.as_raw(),
-                self.addr,
-                self.memory.len(),
-                DIRECTION,
-            )
-        };
     }
 }
 

@@ -90,14 +90,24 @@ impl Header {
         }
     }
 
-    /// Notes that the request is about to be posted to the queue pair `qp`, whose roll is `roll`, and
-    /// what is to be done when it is complete. `entry` is the request's.
+    /// Whether the request is on the roll of the queue pair `qp`, which it is posted to, as one that goes this
+    /// way.
+    #[inline]
+    pub(crate) fn is_listed(&mut self, qp: *const c_void, way: Way) -> bool {
+        // That it is listed where `qp` is says that it is on the roll of this very queue pair: of one that
+        // was there before, `Roll::dismiss` has taken off all. Nor does anybody take it off this one, as
+        // long as it is posted to.
+        self.qp == qp && *self.listed_as.get_mut() == Some(way)
+    }
+
+    /// Puts the request on the roll of the queue pair `qp`, and notes what is to be done when it is complete.
+    /// `entry` is the request's.
     ///
     /// # Safety
     ///
     /// The caller has the request, which stays where it is until [`Entry::leave`] is called.
-    #[inline]
-    pub(crate) unsafe fn take_off(
+    #[cold]
+    pub(crate) unsafe fn list(
         &mut self,
         entry: &Entry,
         qp: *const c_void,
@@ -105,18 +115,6 @@ impl Header {
         way: Way,
         done: Done,
     ) {
-        // That it is listed where `qp` is says that it is on the roll of this very queue pair: of one that
-        // was there before, `Roll::dismiss` has taken off all. Nor does anybody take it off this one, as
-        // long as it is posted to.
-        if self.qp != qp || *self.listed_as.get_mut() != Some(way) {
-            self.change(entry, qp, roll, way, done);
-        }
-        *self.in_flight.get_mut() = true;
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn change(&mut self, entry: &Entry, qp: *const c_void, roll: &Arc<Roll>, way: Way, done: Done) {
         let again = self.qp == qp && self.listed_as.get_mut().is_some();
         if !again {
             // What is noted of another queue pair may be looked at until then.
@@ -128,6 +126,12 @@ impl Header {
         if !again {
             entry.enter(self, roll);
         }
+    }
+
+    /// Notes that the request is about to be posted.
+    #[inline]
+    pub(crate) fn take_off(&mut self) {
+        *self.in_flight.get_mut() = true;
     }
 
     /// As what it is in flight.

@@ -591,10 +591,10 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         sge: &'a mut MaybeUninit<bindings::ib_sge>,
     ) -> (NonNull<Inner<'bound, H::Tag>>, &'a mut bindings::ib_sge) {
         if self.needs_sync {
-            request.buffer().sync_for_device();
+            request.sync_for_device(self.device);
         }
         let sge = sge.write(bindings::ib_sge {
-            addr: request.buffer().dma_addr(),
+            addr: request.dma_addr(),
             length: request.len(),
             lkey: self.lkey,
         });
@@ -608,8 +608,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let inner = request.into_raw();
         // SAFETY: The request is ours until it is posted.
         unsafe {
-            let Inner { header, entry, .. } = &mut *inner.as_ptr();
-            header.take_off(entry, self.identity(), self.marker.roll(), way, done);
+            (*inner.as_ptr()).take_off(self.identity(), self.marker.roll(), way, done);
         };
         (inner, sge)
     }
@@ -667,7 +666,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let mut request = unsafe { WorkRequest::from_raw(inner) };
         request.land();
         if self.needs_sync {
-            request.buffer().sync_for_cpu();
+            request.sync_for_cpu(self.device);
         }
         request
     }

@@ -4,20 +4,26 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cqe`)
 
-use core::{
-    mem::offset_of,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     fmt,
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
+use rdma_bindings as bindings;
 
 use crate::{
-    buffer::DmaBuffer,
+    buffer::{
+        DmaBuffer,
+        DIRECTION, //
+    },
+    device::Device,
     flight::{
+        Done,
         Entry,
-        Header, //
+        Header,
+        Roll,
+        Way, //
     }, //
 };
 
@@ -52,33 +58,64 @@ pub struct WorkRequest<'bound, T> {
 
 /// What is in flight. It stays where it is meanwhile, and begins with what it is found by.
 ///
-/// What is needed on its way comes first: with a tag of 16 bytes, just one cache line of it.
+/// All that is needed on its way is here, in one cache line if the tag has 16 bytes.
 ///
 /// # Invariants
 ///
-/// While it is in flight as the last of a chain, `before` leads to the others, `header.nth` of them, which are
-/// in flight as well until one of them completes by itself.
+/// - `data` and `addr` are where the buffer is for the CPU, and for the device; `header.len` is not more than it has.
+/// - While it is in flight as the last of a chain, `header.nth` others are before it: three of them in
+///   `rest.before`, the next three in that of the third, and so on. They are in flight as well until one of them
+///   completes by itself.
 #[repr(C, align(64))]
 pub(crate) struct Inner<'bound, T> {
     pub(crate) header: Header,
+    data: NonNull<u8>,
+    addr: u64,
+    pub(crate) rest: KBox<Rest<'bound, T>>,
     tag: T,
-    buffer: DmaBuffer<'bound>,
-    /// Of a chain that was posted as one: the request before it.
-    pub(crate) before: *mut Self,
-    pub(crate) entry: Entry,
 }
 
-const _: () = {
-    type Usual = Inner<'static, [u64; 2]>;
-    assert!(offset_of!(Usual, buffer.device) <= align_of::<Usual>());
-    assert!(size_of::<Usual>() == 2 * align_of::<Usual>());
-};
+const _: () = assert!(size_of::<Inner<'static, [u64; 2]>>() == 64);
+
+/// What isn't needed on the way of a request.
+pub(crate) struct Rest<'bound, T> {
+    buffer: DmaBuffer<'bound>,
+    pub(crate) entry: Entry,
+    /// Of a chain that was posted as one. Not of each: that would be a cache line more for each.
+    pub(crate) before: [*mut Inner<'bound, T>; BEFORE],
+}
+
+/// How many of those before it a request in a chain may lead to.
+pub(crate) const BEFORE: usize = 3;
 
 // SAFETY: `header` and `entry` are only used by who has the request, or the lock of the roll that it is on,
-// and `before` by who has the chain.
+// `before` by who has the chain, and `data` by who has the buffer, which is `Send`.
 unsafe impl<T: Send> Send for Inner<'_, T> {}
 // SAFETY: As above: a shared reference only leads to the buffer and the tag.
 unsafe impl<T: Sync> Sync for Inner<'_, T> {}
+
+impl<T> Inner<'_, T> {
+    /// Notes that the request is about to be posted to the queue pair `qp`, whose roll is `roll`, and what is
+    /// to be done when it is complete.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the request, which stays where it is until its entry leaves the roll.
+    #[inline]
+    pub(crate) unsafe fn take_off(
+        &mut self,
+        qp: *const c_void,
+        roll: &Arc<Roll>,
+        way: Way,
+        done: Done,
+    ) {
+        if !self.header.is_listed(qp, way) {
+            // SAFETY: By the function's requirements.
+            unsafe { self.header.list(&self.rest.entry, qp, roll, way, done) };
+        }
+        self.header.take_off();
+    }
+}
 
 impl<'bound, T> WorkRequest<'bound, T> {
     /// Makes a request. May sleep, as `flags` say.
@@ -86,32 +123,49 @@ impl<'bound, T> WorkRequest<'bound, T> {
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub fn new(buffer: DmaBuffer<'bound>, tag: T, flags: kernel::alloc::Flags) -> Result<Self> {
+    pub fn new(mut buffer: DmaBuffer<'bound>, tag: T, flags: kernel::alloc::Flags) -> Result<Self> {
         let len = u32::try_from(buffer.len())?;
+        let data = NonNull::from(&mut *buffer).cast();
+        let addr = buffer.dma_addr();
+        let rest = KBox::new(
+            Rest {
+                buffer,
+                entry: Entry::new(),
+                before: [core::ptr::null_mut(); BEFORE],
+            },
+            flags,
+        )?;
+        // INVARIANT: As the buffer has them. Its memory is of its own, and doesn't move with it.
+        let inner = Inner {
+            header: Header::new(len),
+            data,
+            addr,
+            rest,
+            tag,
+        };
         Ok(Self {
-            inner: KBox::new(
-                Inner {
-                    header: Header::new(len),
-                    tag,
-                    buffer,
-                    before: core::ptr::null_mut(),
-                    entry: Entry::new(),
-                },
-                flags,
-            )?,
+            inner: KBox::new(inner, flags)?,
         })
     }
 
-    /// The buffer.
+    /// The buffer, all of it.
     #[inline]
     pub fn buffer(&self) -> &DmaBuffer<'bound> {
-        &self.inner.buffer
+        &self.inner.rest.buffer
     }
 
-    /// The bytes of the buffer, for reading and writing.
+    /// The bytes that are sent, or may be received: the first [`Self::len`] of the buffer.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: By the type invariant of `Inner`. Nobody but the request has the buffer.
+        unsafe { core::slice::from_raw_parts(self.inner.data.as_ptr(), self.len() as usize) }
+    }
+
+    /// As the above, for reading and writing.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.inner.buffer
+        // SAFETY: As above.
+        unsafe { core::slice::from_raw_parts_mut(self.inner.data.as_ptr(), self.len() as usize) }
     }
 
     /// What the owner keeps with the request.
@@ -145,17 +199,17 @@ impl<'bound, T> WorkRequest<'bound, T> {
     ///
     /// `EINVAL` if the buffer is shorter.
     pub fn set_len(&mut self, len: u32) -> Result {
-        if u32::try_from(self.inner.buffer.len()).is_ok_and(|max| len <= max) {
+        let buffer = self.buffer();
+        if u32::try_from(buffer.len()).is_ok_and(|max| len <= max) {
+            // INVARIANT: Not more than the buffer has.
             self.inner.header.len = len;
             return Ok(());
         }
-        let device = self.inner.buffer.device();
-        let max = self.inner.buffer.len();
         log_refusal!(
             "{}: len={} is out of range 0..={}\n",
-            device.name(),
+            buffer.device().name(),
             len,
-            max
+            buffer.len()
         );
         Err(EINVAL)
     }
@@ -163,16 +217,53 @@ impl<'bound, T> WorkRequest<'bound, T> {
     /// Gives up the request for its parts.
     pub fn into_parts(self) -> (DmaBuffer<'bound>, T) {
         // It moves now.
-        self.inner.entry.leave();
+        self.inner.rest.entry.leave();
         let inner = KBox::into_inner(self.inner);
-        (inner.buffer, inner.tag)
+        (KBox::into_inner(inner.rest).buffer, inner.tag)
     }
 
-    /// Links the request, as the `nth` of a chain that is posted as one, to the one before it.
+    /// Where the device has the bytes.
     #[inline]
-    pub(crate) fn link(&mut self, nth: u8, before: *mut Inner<'bound, T>) {
+    pub(crate) fn dma_addr(&self) -> u64 {
+        self.inner.addr
+    }
+
+    /// Gives the bytes to the device, which [needs that](Device::needs_sync).
+    pub(crate) fn sync_for_device(&self, dev: &Device<'bound>) {
+        // SAFETY: By the type invariant they are mapped, for the one device whose window this is.
+        unsafe {
+            bindings::ib_dma_sync_single_for_device(
+                dev.as_raw(),
+                self.inner.addr,
+                self.len() as usize,
+                DIRECTION,
+            )
+        };
+    }
+
+    /// Takes the bytes back from the device, as above.
+    pub(crate) fn sync_for_cpu(&self, dev: &Device<'bound>) {
+        // SAFETY: As above.
+        unsafe {
+            bindings::ib_dma_sync_single_for_cpu(
+                dev.as_raw(),
+                self.inner.addr,
+                self.len() as usize,
+                DIRECTION,
+            )
+        };
+    }
+
+    /// Notes that the request is the `nth` of a chain that is posted as one.
+    #[inline]
+    pub(crate) fn set_nth(&mut self, nth: u8) {
         self.inner.header.nth = nth;
-        self.inner.before = before;
+    }
+
+    /// Links the request to those before it in a chain.
+    #[inline]
+    pub(crate) fn link(&mut self, before: [*mut Inner<'bound, T>; BEFORE]) {
+        self.inner.rest.before = before;
     }
 
     /// Notes that it is back.

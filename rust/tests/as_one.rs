@@ -184,7 +184,7 @@ mod tests {
     }
 
     fn the_last_speaks<C: Poolable>(t: &mut Test<'_>) -> Result {
-        for length in [1, 2, 16] {
+        for length in 1..=16 {
             let qp = rows::<C>(t, length, false)?;
             let (calls, back) = (t.log().b.get(), t.log().sent.get());
             qp.post_sends_as_one(&mut t.requests::<16>(0..length)?)?;

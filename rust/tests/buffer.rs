@@ -145,8 +145,15 @@ mod tests {
                 check_eq!(request.set_len(len), Err(EINVAL));
                 check_eq!(request.len(), 33);
             }
+            check_eq!(request.data().len(), 33);
             // The bytes beyond stay there.
-            check_eq!(request.data_mut().len(), 77);
+            request.set_len(77)?;
+            request.data_mut().fill(7);
+            request.set_len(33)?;
+            request.data_mut().fill(8);
+            check_eq!(request.data(), &[8; 33]);
+            check_eq!(&request.buffer()[..33], &[8; 33]);
+            check_eq!(&request.buffer()[33..], &[7; 44]);
             Ok(())
         })
     }

@@ -38,7 +38,8 @@ use crate::{
     },
     request::{
         Inner,
-        WorkRequest, //
+        WorkRequest,
+        BEFORE, //
     }, //
 };
 
@@ -328,7 +329,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let mut raws: [MaybeUninit<R>; N] = unsafe { MaybeUninit::uninit().assume_init() };
         let first = raws.as_mut_ptr().cast::<R>();
         let mut last = first;
-        let mut before = core::ptr::null_mut();
+        let mut before = [core::ptr::null_mut(); BEFORE];
         // From here on they are nobody's but the device's.
         let len = core::mem::take(&mut chain.len);
         let slots = chain.slots.iter().take(len);
@@ -339,10 +340,14 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
             let (way, done) = match as_one {
                 None => Self::alone(side),
                 Some(as_one) => {
-                    request.link(nth, before);
+                    request.set_nth(nth);
                     // There are 16 at most.
                     nth = nth.wrapping_add(1);
-                    if usize::from(nth) < len {
+                    let after = len.wrapping_sub(nth.into());
+                    if after % BEFORE == 0 {
+                        request.link(before);
+                    }
+                    if after > 0 {
                         (Way::Silent, as_one.other)
                     } else {
                         (Way::Last, as_one.last)
@@ -350,7 +355,7 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
                 }
             };
             let (inner, entry) = self.prepare(way, done, request, entry);
-            before = inner.as_ptr();
+            before = [inner.as_ptr(), before[0], before[1]];
             last = raw.as_mut_ptr();
             // SAFETY: The request is ours until it is posted, and the entry goes with it. What comes after
             // the last is linked to no more, see below.
@@ -431,17 +436,19 @@ impl<'bound, H: Handler<'bound>> Qp<'bound, H> {
         let mut chain = Chain::new();
         // SAFETY: By the function's requirements the request is there, and nobody else uses it.
         let len = usize::from(unsafe { (*last.as_ptr()).header.nth }) + 1;
-        let mut at = last;
-        for slot in chain.slots.iter_mut().take(len).rev() {
-            // SAFETY: By the function's requirements, of this one and of those that it is linked to.
-            let before = unsafe { (*at.as_ptr()).before };
-            // SAFETY: As above.
-            slot.write(unsafe { self.land(Side::Send, at, wc) });
-            // The first is linked to none.
-            let Some(next) = NonNull::new(before) else {
-                break;
-            };
-            at = next;
+        let mut slots = chain.slots.iter_mut().take(len).rev();
+        let mut next = last.as_ptr();
+        while let Some(slot) = slots.next() {
+            // SAFETY: By the function's requirements, as it is the last, or the third before one of which that
+            // holds. There are as many requests as slots.
+            unsafe {
+                let [first, second, third] = (*next).rest.before;
+                slot.write(self.land(Side::Send, NonNull::new_unchecked(next), wc));
+                for (inner, slot) in [first, second].into_iter().zip(slots.by_ref()) {
+                    slot.write(self.land(Side::Send, NonNull::new_unchecked(inner), wc));
+                }
+                next = third;
+            }
         }
         // INVARIANT: So many were filled: a chain has no more than there are slots.
         chain.len = len;
