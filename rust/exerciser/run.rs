@@ -397,7 +397,7 @@ impl<'bound> Run<'bound> {
         };
 
         let stats = || Arc::new(Stats::new(), GFP_KERNEL);
-        let sender = End::sender(traffic.clone(), pair, stats()?, flow.clone());
+        let sender = End::sender(traffic.clone(), pair, stats()?, flow.clone())?;
         let receiver = End::receiver(traffic.clone(), pair, stats()?, flow)?;
         Ok((make(sender, send)?, make(receiver, recv)?))
     }

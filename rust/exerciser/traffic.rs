@@ -285,6 +285,31 @@ impl<'bound> Flow<'bound> {
     }
 }
 
+/// Requests that have been posted for the last time. They are freed when their queue pair is gone: handlers
+/// have others wait for them.
+#[pin_data]
+struct Spent<'bound> {
+    #[pin]
+    requests: SpinLockIrq<KVec<WorkRequest<'bound, Tag>>>,
+}
+
+impl<'bound> Spent<'bound> {
+    fn new(depth: u32) -> Result<Arc<Self>> {
+        let requests = KVec::with_capacity(depth as usize, GFP_KERNEL)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                requests <- new_spinlock_irq!(requests, "cq_exerciser::Spent::requests"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn keep(&self, request: WorkRequest<'bound, Tag>) {
+        // There is room for all that the queue pair has.
+        let _ = self.requests.lock().push_within_capacity(request);
+    }
+}
+
 /// One queue pair of a pair. The one sends, the other receives.
 pub(crate) struct End<'bound, C> {
     traffic: Arc<Traffic>,
@@ -292,6 +317,7 @@ pub(crate) struct End<'bound, C> {
     pub(crate) stats: Arc<Stats>,
     /// Of a receiver: the round that is next in each slot of the sender.
     rounds: KVec<Counter>,
+    spent: Arc<Spent<'bound>>,
     flow: Option<Arc<Flow<'bound>>>,
     _context: PhantomData<C>,
 }
@@ -302,15 +328,9 @@ impl<'bound, C: Promise> End<'bound, C> {
         pair: u32,
         stats: Arc<Stats>,
         flow: Option<Arc<Flow<'bound>>>,
-    ) -> Self {
-        Self {
-            traffic,
-            pair,
-            stats,
-            rounds: KVec::new(),
-            flow,
-            _context: PhantomData,
-        }
+    ) -> Result<Self> {
+        let depth = traffic.config.send_depth();
+        Self::new(traffic, pair, stats, flow, depth)
     }
 
     pub(crate) fn receiver(
@@ -319,11 +339,31 @@ impl<'bound, C: Promise> End<'bound, C> {
         stats: Arc<Stats>,
         flow: Option<Arc<Flow<'bound>>>,
     ) -> Result<Self> {
-        let mut end = Self::sender(traffic, pair, stats, flow);
+        let depth = traffic.config.recv_depth();
+        let mut end = Self::new(traffic, pair, stats, flow, depth)?;
         for _ in 0..end.traffic.config.send_depth() {
             end.rounds.push(Counter::new(), GFP_KERNEL)?;
         }
         Ok(end)
+    }
+
+    /// An end with `depth` requests.
+    fn new(
+        traffic: Arc<Traffic>,
+        pair: u32,
+        stats: Arc<Stats>,
+        flow: Option<Arc<Flow<'bound>>>,
+        depth: u32,
+    ) -> Result<Self> {
+        Ok(Self {
+            traffic,
+            pair,
+            stats,
+            rounds: KVec::new(),
+            spent: Spent::new(depth)?,
+            flow,
+            _context: PhantomData,
+        })
     }
 
     /// Whether one more request is to be posted.
@@ -505,13 +545,14 @@ impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
         if self.stats.sent.add_one() + 1 == u64::from(self.traffic.config.ops) {
             self.traffic.end_finished();
         }
-        if self.begin_one() {
-            request.tag_mut().round += 1;
-            self.prepare(&mut request);
-            if let Some(request) = self.admit(request) {
-                // It is refused only when the run ends, which is seen elsewhere.
-                let _ = self.send_posted(qp.post_send(request));
-            }
+        if !self.begin_one() {
+            return self.spent.keep(request);
+        }
+        request.tag_mut().round += 1;
+        self.prepare(&mut request);
+        if let Some(request) = self.admit(request) {
+            // It is refused only when the run ends, which is seen elsewhere.
+            let _ = self.send_posted(qp.post_send(request));
         }
     }
 
@@ -525,16 +566,17 @@ impl<'bound, C: Promise> Handler<'bound> for End<'bound, C> {
         let Some(byte_len) = self.count(completion, "receive") else {
             return;
         };
-        if !self.accept(request.buffer(), byte_len) {
+        if !self.accept(request.data(), byte_len) {
             self.stats.corrupt.add_one();
         }
         if self.stats.received.add_one() + 1 == u64::from(self.traffic.config.ops) {
             self.traffic.end_finished();
         }
-        if self.begin_one() {
-            // As above.
-            let _ = self.recv_posted(qp.post_recv(request));
+        if !self.begin_one() {
+            return self.spent.keep(request);
         }
+        // As above.
+        let _ = self.recv_posted(qp.post_recv(request));
     }
 }
 
@@ -561,7 +603,9 @@ impl<'bound, C: Promise> ChainHandler<'bound> for End<'bound, C> {
         }
         let again = self.stats.begin(number, ops);
         while chain.len() > again {
-            drop(chain.pop());
+            if let Some(request) = chain.pop() {
+                self.spent.keep(request);
+            }
         }
         for request in chain.iter_mut() {
             request.tag_mut().round += 1;
