@@ -79,13 +79,13 @@ def runs(path):
     tries, bad, all_sides = {}, [], {}
     count = 0
     for line in open(path, encoding="utf-8", errors="replace"):
-        if not line.startswith("pair="):
+        if not line.startswith("turn="):
             continue
         count += 1
         f = fields(line)
         key = int(f["qps"]), int(f["size"]), ("pooled", "private")[int(f["private"])], f["ctx"]
-        pair = tries.setdefault(key, {}).setdefault(int(f["pair"]), {})
-        pair.setdefault(int(f["try"]), {})[f["side"]] = f
+        turn = tries.setdefault(key, {}).setdefault(int(f["turn"]), {})
+        turn.setdefault(int(f["try"]), {})[f["side"]] = f
         all_sides[f["side"]] = 0
         if f["status"] != "pass":
             # Why, the log of the guest may say.
@@ -93,8 +93,8 @@ def runs(path):
     if not count:
         die(f"{path} has no runs")
     found, left_out = {}, 0
-    for key, pairs in tries.items():
-        for attempts in pairs.values():
+    for key, turns in tries.items():
+        for attempts in turns.values():
             good = [
                 sides
                 for sides in attempts.values()
@@ -120,24 +120,30 @@ def interval(values):
     be lies with at least 95 %, whatever their distribution. None if there are too few."""
     values = sorted(values)
     n = len(values)
-    found = None
+    found, outside = None, 0
     for rank in range(n // 2):
-        outside = 2 * sum(math.comb(n, i) for i in range(rank + 1)) / 2**n
+        outside += 2 * math.comb(n, rank) / 2**n
         if outside > 0.05:
             break
         found = values[rank], values[n - 1 - rank]
     return found
 
 
-def compared(pairs, value, ours="rust"):
+def compared(pairs, value, sides=("rust", "c")):
     """The fields of a line: both medians, and the ratio turn by turn."""
-    rust, c = ([value(p[w]) for p in pairs] for w in (ours, "c"))
+    rust, c = ([value(p[w]) for p in pairs] for w in sides)
     ratios = [a / b for a, b in zip(rust, c)]
+    return (
+        f"rust={statistics.median(rust):.0f} c={statistics.median(c):.0f} {spread(ratios)}"
+        f" ratio_range={min(ratios):.3f}..{max(ratios):.3f}"
+    )
+
+
+def spread(ratios):
+    """The median of ratios, and between what it lies."""
     sure = interval(ratios)
     return (
-        f"rust={statistics.median(rust):.0f} c={statistics.median(c):.0f}"
-        f" ratio={statistics.median(ratios):.3f} turns={len(ratios)}"
-        f" ratio_range={min(ratios):.3f}..{max(ratios):.3f}"
+        f"ratio={statistics.median(ratios):.3f} turns={len(ratios)}"
         f" ratio_95={'{:.3f}..{:.3f}'.format(*sure) if sure else 'unknown'}"
     )
 
@@ -152,23 +158,27 @@ def number(field, factor=1):
     return lambda f: max(int(f[field]), 1) * factor
 
 
-# The sides of the exerciser, and what they are called: with a completion for each send, and for several.
-SIDES = {"rust": "each", "one": "as_one"}
+# What is compared, and with what: with a completion for each send, with one for several, and both beside
+# each other.
+COMPARISONS = {"each": ("rust", "c"), "as_one": ("rust_one", "c_one"), "gain": ("rust_one", "c")}
 
 
-def sides_of(found):
-    """Those that there are."""
+def comparisons(found):
+    """Those that there is all of."""
     present = {side for pairs in found.values() for pair in pairs for side in pair}
-    return [(side, name) for side, name in SIDES.items() if side in present]
+    return [(about, sides) for about, sides in COMPARISONS.items() if present.issuperset(sides)]
 
 
 def traffic_lines(path):
     found, notes = runs(path)
     measures = ("ops_per_s", "ops_per_s"), ("p50_ns", "lat_p50_ns"), ("p99_ns", "lat_p99_ns")
-    for (unit, field), (side, about) in itertools.product(measures, sides_of(found)):
+    for (unit, field), (about, sides) in itertools.product(measures, comparisons(found)):
+        value = number(field)
         medians, above, below = [], 0, 0
+        # By how many and how large, over all queues and contexts.
+        groups = {}
         for (qps, size, queues, ctx), pairs in found.items():
-            line = compared(pairs, number(field), side)
+            line = compared(pairs, value, sides)
             medians.append(float(fields(line)["ratio"]))
             if (sure := fields(line)["ratio_95"]) != "unknown":
                 least, most = map(float, sure.split(".."))
@@ -178,6 +188,11 @@ def traffic_lines(path):
             yield (
                 f"bench: name={about}_{queues}_{ctx} qps={qps} size={size} ops={ops:.0f} unit={unit} {line}"
             )
+            ratios = [value(pair[sides[0]]) / value(pair[sides[1]]) for pair in pairs]
+            for group in (qps, size), ("any", "any"):
+                groups.setdefault(group, []).extend(ratios)
+        for (qps, size), ratios in groups.items():
+            yield f"bench: name={about} qps={qps} size={size} unit={unit} {spread(ratios)}"
         if medians:
             notes.append(
                 f"bench: {about}: medians of {unit}: of_all={len(medians)} least={min(medians):.3f}"
@@ -189,9 +204,9 @@ def traffic_lines(path):
 
 def rxe_lines(path):
     found, notes = runs(path)
-    for side, about in sides_of(found):
+    for about, sides in comparisons(found):
         for (qps, size, _, ctx), pairs in found.items():
-            line = compared(pairs, lambda f: 1e9 / int(f["ops_per_s"]), side)
+            line = compared(pairs, lambda f: 1e9 / int(f["ops_per_s"]), sides)
             yield f"bench: name=rxe_{about}_{ctx} qps={qps} size={size} unit=insn {line}"
     yield from notes
 
@@ -299,7 +314,7 @@ def check(limit, log):
 
 # --- plots ----------------------------------------------------------------------------------------
 
-RUST, C = "'#b7410e'", "'#3b6ea5'"
+RUST, C, OTHER = "'#b7410e'", "'#3b6ea5'", "'#5b8c3a'"
 
 
 class Plots:
@@ -356,8 +371,8 @@ class Plots:
         for i, (about, rows) in enumerate(series.items()):
             commands += block(f"rows{i}", rows)
             plots.append(
-                f"$rows{i} using 2:($0+{0.3 * i}):3:4{'' if i else ':ytic(1)'} with xerrorbars pointtype 7"
-                f" linecolor rgb {(RUST, C)[i]} title '{about}'"
+                f"$rows{i} using 2:($0+{0.25 * i}):3:4{'' if i else ':ytic(1)'} with xerrorbars pointtype 7"
+                f" linecolor rgb {(RUST, C, OTHER)[i]} title '{about}'"
             )
         number = max(map(len, series.values()))
         self.draw(
@@ -407,7 +422,11 @@ def plot_insns(plots, rows):
 
 
 def plot_traffic(plots, rows):
-    about = {"each": "a completion for each send", "as_one": "one for several sends"}
+    about = {
+        "each": "a completion for each send",
+        "as_one": "one for several sends",
+        "gain": "Rust one for several, C for each",
+    }
     for unit, title in (
         ("ops_per_s", "Sends a second, Rust / C (more is better)"),
         ("p50_ns", "Median time of a send, Rust / C (less is better)"),
@@ -415,9 +434,11 @@ def plot_traffic(plots, rows):
     ):
         shown = {}
         for r in rows:
-            if r["unit"] == unit:
-                kind = next(kind for kind in about if r["name"].startswith(kind))
-                label = f"{r['name'].removeprefix(kind)[1:].replace('_', ' ')}, {pairs_of(r)}, {r['size']} bytes"
+            kind, *rest = r["name"].split("_")
+            if kind == "as":
+                kind, rest = "as_one", rest[1:]
+            if r["unit"] == unit and rest:
+                label = f"{' '.join(rest)}, {pairs_of(r)}, {r['size']} bytes"
                 least_most = r["ratio_range" if r["ratio_95"] == "unknown" else "ratio_95"].split("..")
                 shown.setdefault(about[kind], []).append((label, float(r["ratio"]), *map(float, least_most)))
         plots.ranges(f"traffic-{unit}", title, shown)
@@ -484,8 +505,8 @@ PARTS = {
         "Instructions on rxe",
         "As above, but all that a send takes on rxe, from one completion to the next: the"
         " exerciser beside its twin, which fill and check each message, and the kernel's own part, which is"
-        " most of it. `each`: with a completion for each send, as the twin. `as_one`: with one for 8 sends, see"
-        " below. Latency is not a figure of such a guest.",
+        " most of it. `each`: both have a completion for each send. `as_one`: both have one for 8 sends. `gain`: the"
+        " exerciser has one for 8, its twin one for each, see below. Latency is not a figure of such a guest.",
         None,
     ),
     "traffic": (
@@ -497,11 +518,11 @@ PARTS = {
         " interval in which the median of all such turns lies with at least 95 %. Where that holds 1, nothing"
         " was found that tells the two sides apart; of so many, one or two don't hold it by chance. Of sends a"
         " second more is better, of times less.\n\n"
-        "`each`: both sides do the same, a completion for each send among it. `as_one`: what the crate makes safe,"
-        " and the twin doesn't do: the exerciser posts 8 sends with one call, and asks for one completion for all"
-        " of them (`signal=8`). Some of the kernel's users of RDMA in C do so, with books of their own of what is"
-        " complete; nvme, iser, srp and smc ask for each, as the twin. 8 sends wait for the last of them, so each"
-        " takes longer.\n\n"
+        "`each`: both have a completion for each send. `as_one`: both post 8 sends with one call, and ask for one"
+        " completion for all of them (`signal=8`); 8 sends wait for the last of them, so each takes longer. `gain`:"
+        " the exerciser does that, which types make safe, and its twin has a completion for each, as nvme, iser, srp"
+        " and smc have: what does so in C keeps books of its own of what is complete. Without a queue and a context"
+        " in its name, a row is of the turns of all of them.\n\n"
         "The network device has an MTU of 9000, so that 4096 bytes are one packet: rxe of Linux 7.3 breaks"
         " messages of several when it sends again. Runs that did not pass are counted below, and shown; all sides"
         " then ran once more, twice at most.",
@@ -640,21 +661,20 @@ def readme_lines(text):
         m[1]: fields(m[2])
         for m in re.finditer(r"bench: (\w+): medians of ops_per_s: (.*)", text)
     }
-    if sums.keys() != {"each", "as_one"}:
+    if sums.keys() != COMPARISONS.keys():
         die("the report does not sum up sends a second")
-    each, as_one = sums["each"], sums["as_one"]
 
     def are(number):
         return {"0": "none is", "1": "1 is"}.get(number, f"{number} are")
 
-    yield (
-        f"sends a second are {each['least']} to {each['most']} times the twin's, {each['median']} in the middle of"
-        f" {each['of_all']} combinations, of which {are(each['surely_below_1'])} surely below 1"
-    )
-    yield (
-        f"they are {as_one['least']} to {as_one['most']} times the twin's, {as_one['median']} in the middle;"
-        f" {are(as_one['surely_above_1'])} surely above 1, and {are(as_one['surely_below_1'])} surely below"
-    )
+    for about in COMPARISONS:
+        row = find({"name": about, "qps": "any", "unit": "ops_per_s"})
+        least, most = row["ratio_95"].split("..")
+        yield (
+            f"{row['ratio']} times in the middle of {row['turns']} turns (with 95 %, {least} to {most}); of"
+            f" {sums[about]['of_all']} combinations {are(sums[about]['surely_above_1'])} surely above 1, and"
+            f" {are(sums[about]['surely_below_1'])} surely below"
+        )
 
 
 def readme(report, path):

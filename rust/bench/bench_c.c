@@ -241,7 +241,8 @@ static noinline int post_chain(struct twin_qp *qp, struct twin_req **reqs, u32 *
 	struct twin_chain chain;
 
 	chain.len = 0;
-	while (*number && twin_chain_add(&chain, qp, reqs[*number - 1]))
+	chain.as_one = false;
+	while (*number && twin_chain_add(&chain, qp, reqs[*number - 1], IB_SEND_SIGNALED))
 		--*number;
 	return twin_post_chain(qp, &chain);
 }

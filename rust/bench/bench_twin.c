@@ -35,6 +35,9 @@ MODULE_PARM_DESC(contexts, "Sum of the poll contexts: 1 softirq, 2 workqueue, 4 
 static u32 private;
 module_param(private, uint, 0);
 MODULE_PARM_DESC(private, "1: completion queues of its own, which direct ones are in any case");
+static u32 signal = 1;
+module_param(signal, uint, 0);
+MODULE_PARM_DESC(signal, "Sends that are posted together, with one completion");
 
 /* As the exerciser has them. */
 #define GLANCE_MS		1000
@@ -93,6 +96,9 @@ struct end {
 	atomic64_t *rounds;
 	struct twin_req **reqs;
 	u32 num_reqs;
+	/* Of a sender, if it posts them together. */
+	struct twin_batch *batches;
+	u32 num_batches;
 };
 
 struct run {
@@ -226,6 +232,14 @@ static __always_inline bool begin_one(struct end *end)
 	return atomic64_fetch_inc_relaxed(&end->stats.begun) < ops;
 }
 
+/* How many more requests are to be posted, if there are so many to do so. */
+static __always_inline u32 begin(struct end *end, u32 number)
+{
+	u64 begun = atomic64_fetch_add_relaxed(number, &end->stats.begun);
+
+	return begun < ops ? min_t(u64, ops - begun, number) : 0;
+}
+
 static __always_inline bool in_context(enum ib_poll_context ctx)
 {
 	if (in_serving_softirq() && !in_hardirq() && !in_nmi())
@@ -234,11 +248,16 @@ static __always_inline bool in_context(enum ib_poll_context ctx)
 	       !in_atomic() && !irqs_disabled() && !rcu_preempt_depth();
 }
 
-static __always_inline void prepare(struct end *end, struct twin_req *req)
+static __always_inline void fill(struct end *end, struct twin_req *req)
 {
 	const struct id id = { .pair = end->pair, .slot = req->slot, .round = req->round };
 
 	write_message(&id, req->data, req->size);
+}
+
+static __always_inline void prepare(struct end *end, struct twin_req *req)
+{
+	fill(end, req);
 	req->posted_at = ktime_get();
 }
 
@@ -276,6 +295,35 @@ static __always_inline void sent(struct end *end, struct twin_req *req, struct i
 		atomic64_inc(&end->stats.unposted);
 }
 
+static __always_inline void sent_as_one(struct end *end, struct twin_batch *batch, struct ib_wc *wc,
+					u32 *taken)
+{
+	struct twin_chain chain;
+	ktime_t now;
+	u32 i;
+
+	if (!count(end, wc, "send"))
+		return;
+	now = ktime_get();
+	for (i = 0; i < batch->len; i++)
+		atomic64_inc(&end->traffic->latency[bucket_of(now - batch->reqs[i]->posted_at)]);
+	if (atomic64_fetch_add_relaxed(batch->len, &end->stats.sent) + batch->len == ops)
+		end_finished(end->traffic);
+	batch->len = begin(end, batch->len);
+	if (!batch->len)
+		return;
+	for (i = 0; i < batch->len; i++) {
+		batch->reqs[i]->round++;
+		fill(end, batch->reqs[i]);
+	}
+	now = ktime_get();
+	for (i = 0; i < batch->len; i++)
+		batch->reqs[i]->posted_at = now;
+	twin_chain_batch(&chain, batch);
+	if (unlikely(twin_repost_chain(&end->qp, &chain, taken)))
+		atomic64_add(batch->len - *taken, &end->stats.unposted);
+}
+
 static __always_inline bool accept(struct end *end, struct twin_req *req, u32 byte_len)
 {
 	struct id id;
@@ -309,6 +357,28 @@ static void sent_done(struct ib_cq *cq, struct ib_wc *wc)
 
 	sent(container_of(qp, struct end, qp), req, wc, &place);
 	twin_handled(qp, &place, TWIN_SEND);
+}
+
+/* Of a send for which another was to speak. */
+static void silent_done(struct ib_cq *cq, struct ib_wc *wc)
+{
+	twin_completed_alone(container_of(wc->wr_cqe, struct twin_req, cqe));
+	sent_done(cq, wc);
+}
+
+static void batch_done(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct twin_batch *batch = container_of(wc->wr_cqe, struct twin_batch, cqe);
+	struct twin_qp *qp = batch->qp;
+	u32 len = batch->len, taken = 0;
+
+	if (!twin_batch_complete(batch, wc)) {
+		wc->wr_cqe = &batch->reqs[len - 1]->cqe;
+		silent_done(cq, wc);
+		return;
+	}
+	sent_as_one(container_of(qp, struct end, qp), batch, wc, &taken);
+	twin_batch_handled(qp, len, taken);
 }
 
 static void received_done(struct ib_cq *cq, struct ib_wc *wc)
@@ -423,6 +493,28 @@ static int usable_gid(struct ib_device *dev)
 	return first;
 }
 
+/* Puts the requests of a sender together, so many at a time. */
+static int make_batches(struct end *end)
+{
+	struct twin_batch *batch = NULL;
+	u32 i;
+
+	end->batches = kvcalloc(DIV_ROUND_UP(end->num_reqs, signal), sizeof(*end->batches), GFP_KERNEL);
+	if (!end->batches)
+		return -ENOMEM;
+	for (i = 0; i < end->num_reqs; i++) {
+		if (i % signal == 0) {
+			batch = &end->batches[end->num_batches++];
+			batch->cqe.done = batch_done;
+			batch->qp = &end->qp;
+		}
+		end->reqs[i]->cqe.done = silent_done;
+		end->reqs[i]->nth = batch->len;
+		batch->reqs[batch->len++] = end->reqs[i];
+	}
+	return 0;
+}
+
 static int end_open(struct end *end, struct ib_pd *pd, u32 pair, bool sender)
 {
 	u32 number = sender ? min(depth, ops) : min(2 * depth, ops), i;
@@ -457,7 +549,7 @@ static int end_open(struct end *end, struct ib_pd *pd, u32 pair, bool sender)
 		end->reqs[i]->slot = i;
 		end->num_reqs++;
 	}
-	return 0;
+	return sender && signal > 1 ? make_batches(end) : 0;
 }
 
 static void end_free(struct end *end)
@@ -466,8 +558,34 @@ static void end_free(struct end *end)
 
 	for (i = 0; i < end->num_reqs; i++)
 		twin_req_free(&end->qp, end->reqs[i]);
+	kvfree(end->batches);
 	kvfree(end->reqs);
 	kvfree(end->rounds);
+}
+
+/* Posts the first sends, those of a batch together. */
+static int start_batches(struct end *end)
+{
+	struct twin_chain chain;
+	u32 i, j;
+	int err;
+
+	for (i = 0; i < end->num_batches; i++) {
+		struct twin_batch *batch = &end->batches[i];
+
+		batch->len = begin(end, batch->len);
+		if (!batch->len)
+			return 0;
+		for (j = 0; j < batch->len; j++)
+			prepare(end, batch->reqs[j]);
+		twin_chain_batch(&chain, batch);
+		err = twin_post_chain(&end->qp, &chain);
+		if (err) {
+			atomic64_add(batch->len, &end->stats.unposted);
+			return err;
+		}
+	}
+	return 0;
 }
 
 static int start(struct end *end, bool sender)
@@ -475,6 +593,8 @@ static int start(struct end *end, bool sender)
 	u32 i;
 	int err;
 
+	if (end->num_batches)
+		return start_batches(end);
 	for (i = 0; i < end->num_reqs; i++) {
 		if (!begin_one(end))
 			return 0;
@@ -687,7 +807,7 @@ static struct ib_client twin_client = {
 static int __init twin_init(void)
 {
 	if (!qps || qps > 1024 || !depth || depth > 4096 || !ops || size < sizeof(struct id) ||
-	    size > SZ_1M || !contexts || contexts > 15 || private > 1) {
+	    size > SZ_1M || !contexts || contexts > 15 || private > 1 || !signal || signal > TWIN_CHAIN) {
 		pr_err("a parameter is out of range\n");
 		return -EINVAL;
 	}

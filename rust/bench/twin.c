@@ -11,6 +11,7 @@
 #define RNR_RETRIES	7
 #define HOP_LIMIT	64
 #define FLUSH_MS	60000
+#define LISTEN_MS	10
 
 struct twin_req *twin_req_new(struct twin_qp *qp, u32 size, void (*done)(struct ib_cq *, struct ib_wc *))
 {
@@ -165,12 +166,26 @@ void twin_qp_end(struct twin_qp *qp)
 		       qp->num);
 }
 
+/* Waits until nothing is in flight, but for sends that nothing is going to be heard of. */
+static bool drained(struct twin_qp *qp)
+{
+	u32 waited, unheard;
+
+	for (waited = 0; waited < FLUSH_MS; waited += LISTEN_MS) {
+		if (wait_for_completion_timeout(&qp->drained, msecs_to_jiffies(LISTEN_MS)))
+			return true;
+		unheard = atomic_read(&qp->unheard);
+		if (unheard && (atomic64_read(&qp->state) & ~TWIN_CLOSING) <= unheard)
+			return true;
+	}
+	return false;
+}
+
 /* Waits until all came back and the handlers have returned, then gives everything back. */
 void twin_qp_close(struct twin_qp *qp)
 {
 	twin_qp_end(qp);
-	if (atomic64_fetch_add(TWIN_CLOSING, &qp->state) &&
-	    !wait_for_completion_timeout(&qp->drained, msecs_to_jiffies(FLUSH_MS)))
+	if (atomic64_fetch_add(TWIN_CLOSING, &qp->state) && !drained(qp))
 		pr_err("%s: qp=%u: requests never came back\n", dev_name(&qp->dev->dev), qp->num);
 	ib_destroy_qp(qp->qp);
 	if (qp->leased)

@@ -7,6 +7,7 @@
  * - One atomic word counts what is in flight. It bounds what is posted, and teardown waits for it.
  * - A handler may post in the place of the request that it was called for.
  * - A driver that fails a post without saying of which request leaves that one in doubt.
+ * - Sends may be posted in batches with one completion, for as long as none has one of its own.
  * - After a failure nothing is posted any more.
  * - Trace events for posts and completions, DMA syncs.
  *
@@ -40,6 +41,10 @@ struct twin_qp {
 	u32 send_limit;
 	u32 recv_limit;
 	bool failed;
+	/* Whether a send has a completion of its own for which another was to speak. */
+	bool silence_ended;
+	/* Sends that nothing is going to be heard of. */
+	atomic_t unheard;
 	atomic_t doubtful;
 	struct completion drained;
 
@@ -58,6 +63,8 @@ struct twin_req {
 	u32 len;
 	u32 size;
 	void *data;
+	/* Of a batch: how many are before it. */
+	u32 nth;
 	/* What the owner keeps with it. */
 	u32 slot;
 	u64 round;
@@ -173,14 +180,23 @@ static __always_inline int twin_post_recv(struct twin_qp *qp, struct twin_req *r
 /* Sends that are posted with one call of the driver: made ready for it when they are added. */
 struct twin_chain {
 	u32 len;
+	bool as_one;
 	struct twin_req *reqs[TWIN_CHAIN];
 	struct ib_send_wr wrs[TWIN_CHAIN];
 	struct ib_sge sges[TWIN_CHAIN];
 };
 
+/* Sends that are posted together and have one completion, the last's. */
+struct twin_batch {
+	struct ib_cqe cqe;
+	struct twin_qp *qp;
+	u32 len;
+	struct twin_req *reqs[TWIN_CHAIN];
+};
+
 /* Adds a request. Says whether there was room for it. */
 static __always_inline bool twin_chain_add(struct twin_chain *chain, struct twin_qp *qp,
-					   struct twin_req *req)
+					   struct twin_req *req, int flags)
 {
 	u32 i = chain->len;
 
@@ -199,36 +215,91 @@ static __always_inline bool twin_chain_add(struct twin_chain *chain, struct twin
 		.sg_list = &chain->sges[i],
 		.num_sge = !!req->len,
 		.opcode = IB_WR_SEND,
-		.send_flags = IB_SEND_SIGNALED,
+		.send_flags = flags,
 	};
 	chain->reqs[i] = req;
 	chain->len = i + 1;
 	return true;
 }
 
+/* Makes a chain of a batch that isn't empty. */
+static __always_inline void twin_chain_batch(struct twin_chain *chain, struct twin_batch *batch)
+{
+	struct ib_send_wr *last;
+	u32 i;
+
+	chain->len = 0;
+	chain->as_one = true;
+	for (i = 0; i < batch->len; i++)
+		twin_chain_add(chain, batch->qp, batch->reqs[i], 0);
+	last = &chain->wrs[chain->len - 1];
+	last->wr_cqe = &batch->cqe;
+	last->send_flags = IB_SEND_SIGNALED;
+}
+
+/* Says how many of a chain the driver took, or may have taken. */
+static __cold __maybe_unused u32 twin_chain_posted(struct twin_qp *qp, struct twin_chain *chain,
+						   const struct ib_send_wr *bad)
+{
+	u32 posted, i;
+
+	if (!bad) {
+		atomic_inc(&qp->doubtful);
+		twin_fail(qp);
+		return chain->len;
+	}
+	posted = bad - chain->wrs;
+	for (i = posted; i < chain->len; i++)
+		ib_dma_sync_single_for_cpu(qp->dev, chain->reqs[i]->addr, chain->reqs[i]->size,
+					   DMA_BIDIRECTIONAL);
+	/* The one that was to speak for them was not taken. */
+	if (chain->as_one && posted) {
+		twin_fail(qp);
+		atomic_add(posted, &qp->unheard);
+	}
+	return posted;
+}
+
+/* Gives a chain that is counted to the device. Says how many it took, or may have taken. */
+static inline int twin_send_chain(struct twin_qp *qp, struct twin_chain *chain, u32 *posted)
+{
+	const struct ib_send_wr *bad = NULL;
+	int err;
+
+	chain->wrs[chain->len - 1].next = NULL;
+	err = ib_post_send(qp->qp, chain->wrs, &bad);
+	*posted = likely(!err) ? chain->len : twin_chain_posted(qp, chain, bad);
+	return err;
+}
+
 /* Posts a chain that isn't empty, if there is room for all of it. */
 static inline int twin_post_chain(struct twin_qp *qp, struct twin_chain *chain)
 {
 	s64 before = atomic64_fetch_add_relaxed(TWIN_SEND * chain->len, &qp->state);
-	const struct ib_send_wr *bad = NULL;
-	u32 i;
+	u32 posted;
 	int err;
 
 	if (unlikely((before & TWIN_MASK) + chain->len > READ_ONCE(qp->send_limit))) {
 		twin_count_out(qp, TWIN_SEND * chain->len);
 		return twin_refusal(qp, false);
 	}
-	chain->wrs[chain->len - 1].next = NULL;
-	err = ib_post_send(qp->qp, chain->wrs, &bad);
-	if (likely(!err))
-		return 0;
-	if (!bad) {
-		atomic_inc(&qp->doubtful);
-		twin_fail(qp);
-		return err;
-	}
-	for (i = bad - chain->wrs; i < chain->len; i++)
-		twin_not_posted(qp, chain->reqs[i], err, true, TWIN_SEND);
+	err = twin_send_chain(qp, chain, &posted);
+	if (unlikely(err))
+		twin_count_out(qp, TWIN_SEND * (chain->len - posted));
+	return err;
+}
+
+/* As the above, in places of the batch that the calling handler was called for: says how many it took. */
+static inline int twin_repost_chain(struct twin_qp *qp, struct twin_chain *chain, u32 *taken)
+{
+	int err;
+
+	if (unlikely(!READ_ONCE(qp->send_limit)))
+		return twin_refusal(qp, false);
+	atomic64_add(TWIN_HANDLER, &qp->state);
+	err = twin_send_chain(qp, chain, taken);
+	if (unlikely(!*taken))
+		twin_count_out(qp, TWIN_HANDLER);
 	return err;
 }
 
@@ -279,6 +350,42 @@ static __always_inline struct twin_req *twin_complete(struct ib_wc *wc, bool rec
 static __always_inline void twin_handled(struct twin_qp *qp, const struct twin_place *place, s64 unit)
 {
 	twin_count_out(qp, place->taken ? TWIN_HANDLER : unit);
+}
+
+/* Notes that a send for which another was to speak, or which was to speak for others, completed by itself. */
+static __cold __maybe_unused void twin_completed_alone(struct twin_req *req)
+{
+	struct twin_qp *qp = req->qp;
+
+	/* If it is the first, those before it in its batch had succeeded. */
+	if (!xchg(&qp->silence_ended, true))
+		atomic_add(req->nth, &qp->unheard);
+}
+
+/*
+ * What comes before whatever a handler does with a batch. Says whether it is complete as a whole: otherwise
+ * the completion is that of its last send alone.
+ */
+static __always_inline bool twin_batch_complete(struct twin_batch *batch, struct ib_wc *wc)
+{
+	struct twin_qp *qp = batch->qp;
+	u32 i;
+
+	if (unlikely(wc->status != IB_WC_SUCCESS || READ_ONCE(qp->silence_ended)))
+		return false;
+	for (i = 0; i < batch->len; i++) {
+		struct twin_req *req = batch->reqs[i];
+
+		trace_rdma_cq_complete(qp->dev, qp->num, false, wc->status);
+		ib_dma_sync_single_for_cpu(qp->dev, req->addr, req->size, DMA_BIDIRECTIONAL);
+	}
+	return true;
+}
+
+/* And after it: a batch of so many, in whose places so many others were posted. */
+static __always_inline void twin_batch_handled(struct twin_qp *qp, u32 len, u32 taken)
+{
+	twin_count_out(qp, TWIN_SEND * (len - taken) + (taken ? TWIN_HANDLER : 0));
 }
 
 /*
