@@ -22,6 +22,15 @@ macro_rules! declare_events {
         /// The pointers are valid.
         #[inline(always)]
         pub(crate) unsafe fn $name(args: impl FnOnce() -> ($($type,)*)) {
+            // Where jumps can't be patched. The kernel's macro does the same, by a call of a helper in C.
+            #[cfg(not(CONFIG_JUMP_LABEL))]
+            // SAFETY: The key of a tracepoint may always be looked at. A volatile read of a word is a relaxed
+            // atomic load.
+            let on = unsafe {
+                let key = &raw const bindings::$tracepoint.key.key;
+                (&raw const (*key).enabled.counter).read_volatile() > 0
+            };
+            #[cfg(CONFIG_JUMP_LABEL)]
             // SAFETY: The key of a tracepoint may always be looked at.
             let on = unsafe {
                 kernel::jump_label::static_branch_unlikely!(
