@@ -179,6 +179,7 @@ impl Traffic {
         self.over.open();
     }
 
+    #[cold]
     fn end_finished(&self) {
         if self.unfinished.fetch_sub(1u32, Relaxed) == 1 {
             self.over.open();
@@ -304,6 +305,7 @@ impl<'bound> Spent<'bound> {
         )
     }
 
+    #[cold]
     fn keep(&self, request: WorkRequest<'bound, Tag>) {
         // There is room for all that the queue pair has.
         let _ = self.requests.lock().push_within_capacity(request);
@@ -497,18 +499,23 @@ impl<'bound, C: Promise> End<'bound, C> {
         }
         match completion.result() {
             Ok(success) => Some(success.byte_len()),
-            Err(failure) if failure.is_flush() => {
-                self.stats.flushed.add_one();
-                // In mid-run this is all that some devices say of an error. The run isn't ended: the
-                // device may be going.
-                self.traffic.name_failure(self.pair, what, &failure);
-                None
-            }
             Err(failure) => {
-                self.stats.failed.add_one();
-                self.traffic.failed(self.pair, what, &failure);
+                self.count_failure(&failure, what);
                 None
             }
+        }
+    }
+
+    #[cold]
+    fn count_failure(&self, failure: &Failure, what: &str) {
+        if failure.is_flush() {
+            self.stats.flushed.add_one();
+            // In mid-run this is all that some devices say of an error. The run isn't ended: the device
+            // may be going.
+            self.traffic.name_failure(self.pair, what, failure);
+        } else {
+            self.stats.failed.add_one();
+            self.traffic.failed(self.pair, what, failure);
         }
     }
 
