@@ -154,8 +154,10 @@ static __always_inline void write_message(const struct id *id, void *data, u32 l
 		word = next_word(&state);
 		memcpy(data, &word, sizeof(word));
 	}
-	word = next_word(&state);
-	memcpy(data, &word, len);
+	if (len) {
+		word = next_word(&state);
+		memcpy(data, &word, len);
+	}
 }
 
 static __always_inline bool read_message(struct id *id, const void *data, u32 len)
@@ -171,6 +173,8 @@ static __always_inline bool read_message(struct id *id, const void *data, u32 le
 		if (memcmp(data, &word, sizeof(word)))
 			return false;
 	}
+	if (!len)
+		return true;
 	word = next_word(&state);
 	return !memcmp(data, &word, len);
 }

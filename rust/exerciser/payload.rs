@@ -33,8 +33,9 @@ impl Id {
         for chunk in &mut chunks {
             chunk.copy_from_slice(&words.next_word());
         }
-        for (byte, word) in chunks.into_remainder().iter_mut().zip(words.next_word()) {
-            *byte = word;
+        let tail = chunks.into_remainder();
+        if !tail.is_empty() {
+            words.write_tail(tail);
         }
     }
 
@@ -58,7 +59,7 @@ impl Id {
                 return None;
             }
         }
-        let whole = words.next_word().starts_with(tail);
+        let whole = tail.is_empty() || words.next_word().starts_with(tail);
         whole.then_some(id)
     }
 
@@ -76,6 +77,14 @@ impl Words {
     fn new(id: Id) -> Self {
         let place = u64::from(id.pair) << 32 | u64::from(id.slot);
         Self(place.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ id.round.rotate_left(17))
+    }
+
+    /// Fills what is no whole word. It is out of the way of messages that have none.
+    #[inline(never)]
+    fn write_tail(mut self, tail: &mut [u8]) {
+        for (byte, word) in tail.iter_mut().zip(self.next_word()) {
+            *byte = word;
+        }
     }
 
     fn next_word(&mut self) -> [u8; 8] {

@@ -40,6 +40,7 @@ macro_rules! declare_events {
                 )
             };
             if on {
+                crate::seldom();
                 let ($($arg,)*) = args();
                 // SAFETY: By the function's requirements.
                 unsafe { bindings::$do_trace($($arg),*) };
