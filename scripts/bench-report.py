@@ -511,8 +511,8 @@ PARTS = {
     ),
     "traffic": (
         "Sends a second, and how long they take",
-        "On rxe, on user-mode Linux without debug options, 2 CPUs: the exerciser and its twin in turns, who"
-        " begins changes, each on a device of its own. 32 sends are in flight a pair of queue pairs. `ops` is"
+        "On rxe, on user-mode Linux without debug options, 2 CPUs: the exerciser and its twin in turns, each"
+        " after each of the others as often, on a device of its own. 32 sends are in flight a pair of queue pairs. `ops` is"
         " how many sends a run had, all pairs together: as many as the exerciser, tried before, gets done in a"
         " given time; its twin has as many. The ratio is of the runs of each turn: its median, its range, and the"
         " interval in which the median of all such turns lies with at least 95 %. Where that holds 1, nothing"
@@ -671,7 +671,7 @@ def readme_lines(text):
         row = find({"name": about, "qps": "any", "unit": "ops_per_s"})
         least, most = row["ratio_95"].split("..")
         yield (
-            f"{row['ratio']} times in the middle of {row['turns']} turns (with 95 %, {least} to {most}); of"
+            f"{row['ratio']} times as many sends a second in the middle of {row['turns']} turns (with 95 %, {least} to {most}); of"
             f" {sums[about]['of_all']} combinations {are(sums[about]['surely_above_1'])} surely above 1, and"
             f" {are(sums[about]['surely_below_1'])} surely below"
         )
