@@ -471,10 +471,7 @@ impl<'bound, C: Promise> Parts<'bound, C> {
                 return true;
             }
             for ((sender, _), flow) in self.qps.iter().zip(&self.flows) {
-                while let Some(request) = flow.next() {
-                    // It is refused only when the run ends, which is seen elsewhere.
-                    let _ = End::go_on(sender, request);
-                }
+                End::go_on(sender, flow);
             }
         }
         false

@@ -274,8 +274,16 @@ impl<'bound> Flow<'bound> {
         None
     }
 
+    /// Takes back a request that was let go, and was not posted.
+    fn put_back(&self, request: WorkRequest<'bound, Tag>) {
+        let mut window = self.window.lock();
+        window.receives += 1;
+        // As above.
+        let _ = window.waiting.push_within_capacity(request);
+    }
+
     /// A request that waited, and may be posted now.
-    pub(crate) fn next(&self) -> Option<WorkRequest<'bound, Tag>> {
+    fn next(&self) -> Option<WorkRequest<'bound, Tag>> {
         let mut window = self.window.lock();
         if window.receives == 0 {
             return None;
@@ -418,13 +426,28 @@ impl<'bound, C: Promise> End<'bound, C> {
         Ok(())
     }
 
-    /// Posts a send that had to wait for a receive.
-    pub(crate) fn go_on(qp: &QueuePair<'bound, Self>, request: WorkRequest<'bound, Tag>) -> Result {
-        qp.handler().stats.unposted.sub_one();
-        qp.handler().send_posted(qp.post_send(request))
+    /// Posts sends that had to wait for a receive, as long as there are some that may go.
+    pub(crate) fn go_on(qp: &QueuePair<'bound, Self>, flow: &Flow<'bound>) {
+        let end = qp.handler();
+        while let Some(request) = flow.next() {
+            end.stats.unposted.sub_one();
+            let Err(refused) = qp.post_send(request) else {
+                continue;
+            };
+            // Where the driver left it open whether it has the request, it counts as posted.
+            if let Some(request) = refused.request {
+                end.stats.unposted.add_one();
+                // The handler that had it wait may not have returned yet, and has its place until then. For
+                // any other reason the run ends, which is seen elsewhere.
+                if refused.error == ENOMEM {
+                    flow.put_back(request);
+                }
+            }
+            return;
+        }
     }
 
-    /// As the above, of sends that were to be posted as one: those that weren't are still in the chain.
+    /// As [`Self::send_posted`], of sends that were to be posted as one: those that weren't are still in the chain.
     #[inline]
     fn chain_posted(&self, result: Result, chain: &Chain<'bound, Tag>) -> Result {
         result.inspect_err(|_| {
