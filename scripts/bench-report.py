@@ -129,10 +129,15 @@ def interval(values):
     return found
 
 
+def ratios_of(pairs, value, sides):
+    ours, theirs = sides
+    return [value(p[ours]) / value(p[theirs]) for p in pairs]
+
+
 def compared(pairs, value, sides=("rust", "c")):
     """The fields of a line: both medians, and the ratio turn by turn."""
     rust, c = ([value(p[w]) for p in pairs] for w in sides)
-    ratios = [a / b for a, b in zip(rust, c)]
+    ratios = ratios_of(pairs, value, sides)
     return (
         f"rust={statistics.median(rust):.0f} c={statistics.median(c):.0f} {spread(ratios)}"
         f" ratio_range={min(ratios):.3f}..{max(ratios):.3f}"
@@ -188,7 +193,7 @@ def traffic_lines(path):
             yield (
                 f"bench: name={about}_{queues}_{ctx} qps={qps} size={size} ops={ops:.0f} unit={unit} {line}"
             )
-            ratios = [value(pair[sides[0]]) / value(pair[sides[1]]) for pair in pairs]
+            ratios = ratios_of(pairs, value, sides)
             for group in (qps, size), ("any", "any"):
                 groups.setdefault(group, []).extend(ratios)
         for (qps, size), ratios in groups.items():
@@ -434,11 +439,11 @@ def plot_traffic(plots, rows):
     ):
         shown = {}
         for r in rows:
-            kind, *rest = r["name"].split("_")
-            if kind == "as":
-                kind, rest = "as_one", rest[1:]
-            if r["unit"] == unit and rest:
-                label = f"{' '.join(rest)}, {pairs_of(r)}, {r['size']} bytes"
+            # Those of one queue and context, not those that sum up.
+            kind = next((kind for kind in about if r["name"].startswith(f"{kind}_")), None)
+            if r["unit"] == unit and kind:
+                where = r["name"].removeprefix(f"{kind}_").replace("_", " ")
+                label = f"{where}, {pairs_of(r)}, {r['size']} bytes"
                 least_most = r["ratio_range" if r["ratio_95"] == "unknown" else "ratio_95"].split("..")
                 shown.setdefault(about[kind], []).append((label, float(r["ratio"]), *map(float, least_most)))
         plots.ranges(f"traffic-{unit}", title, shown)
@@ -671,8 +676,8 @@ def readme_lines(text):
         row = find({"name": about, "qps": "any", "unit": "ops_per_s"})
         least, most = row["ratio_95"].split("..")
         yield (
-            f"{row['ratio']} times as many sends a second in the middle of {row['turns']} turns (with 95 %, {least} to {most}); of"
-            f" {sums[about]['of_all']} combinations {are(sums[about]['surely_above_1'])} surely above 1, and"
+            f"{row['ratio']} times as many sends a second in the middle of {row['turns']} turns (with 95 %,"
+            f" {least} to {most}); of {sums[about]['of_all']} combinations {are(sums[about]['surely_above_1'])} surely above 1, and"
             f" {are(sums[about]['surely_below_1'])} surely below"
         )
 

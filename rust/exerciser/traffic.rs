@@ -303,8 +303,9 @@ struct Spent<'bound> {
 }
 
 impl<'bound> Spent<'bound> {
-    fn new(depth: u32) -> Result<Arc<Self>> {
-        let requests = KVec::with_capacity(depth as usize, GFP_KERNEL)?;
+    fn new(config: &Config) -> Result<Arc<Self>> {
+        // A receiver has more than a sender.
+        let requests = KVec::with_capacity(config.recv_depth() as usize, GFP_KERNEL)?;
         Arc::pin_init(
             pin_init!(Self {
                 requests <- new_spinlock_irq!(requests, "cq_exerciser::Spent::requests"),
@@ -339,8 +340,16 @@ impl<'bound, C: Promise> End<'bound, C> {
         stats: Arc<Stats>,
         flow: Option<Arc<Flow<'bound>>>,
     ) -> Result<Self> {
-        let depth = traffic.config.send_depth();
-        Self::new(traffic, pair, stats, flow, depth)
+        let spent = Spent::new(&traffic.config)?;
+        Ok(Self {
+            traffic,
+            pair,
+            stats,
+            rounds: KVec::new(),
+            spent,
+            flow,
+            _context: PhantomData,
+        })
     }
 
     pub(crate) fn receiver(
@@ -349,31 +358,11 @@ impl<'bound, C: Promise> End<'bound, C> {
         stats: Arc<Stats>,
         flow: Option<Arc<Flow<'bound>>>,
     ) -> Result<Self> {
-        let depth = traffic.config.recv_depth();
-        let mut end = Self::new(traffic, pair, stats, flow, depth)?;
+        let mut end = Self::sender(traffic, pair, stats, flow)?;
         for _ in 0..end.traffic.config.send_depth() {
             end.rounds.push(Counter::new(), GFP_KERNEL)?;
         }
         Ok(end)
-    }
-
-    /// An end with `depth` requests.
-    fn new(
-        traffic: Arc<Traffic>,
-        pair: u32,
-        stats: Arc<Stats>,
-        flow: Option<Arc<Flow<'bound>>>,
-        depth: u32,
-    ) -> Result<Self> {
-        Ok(Self {
-            traffic,
-            pair,
-            stats,
-            rounds: KVec::new(),
-            spent: Spent::new(depth)?,
-            flow,
-            _context: PhantomData,
-        })
     }
 
     /// Whether one more request is to be posted.
@@ -431,23 +420,26 @@ impl<'bound, C: Promise> End<'bound, C> {
         let end = qp.handler();
         while let Some(request) = flow.next() {
             end.stats.unposted.sub_one();
-            let Err(refused) = qp.post_send(request) else {
-                continue;
-            };
-            // Where the driver left it open whether it has the request, it counts as posted.
-            if let Some(request) = refused.request {
-                end.stats.unposted.add_one();
-                // The handler that had it wait may not have returned yet, and has its place until then. For
-                // any other reason the run ends, which is seen elsewhere.
-                if refused.error == ENOMEM {
-                    flow.put_back(request);
+            let result = match qp.post_send(request) {
+                Err(PostError {
+                    error,
+                    request: Some(request),
+                }) if error == ENOMEM => {
+                    // The handler that had it wait may not have returned yet, and has its place until then.
+                    end.stats.unposted.add_one();
+                    return flow.put_back(request);
                 }
+                result => result,
+            };
+            // Else it is refused only when the run ends, which is seen elsewhere.
+            if end.send_posted(result).is_err() {
+                return;
             }
-            return;
         }
     }
 
-    /// As [`Self::send_posted`], of sends that were to be posted as one: those that weren't are still in the chain.
+    /// As [`Self::send_posted`], of sends that were to be posted as one: those that weren't are still in the
+    /// chain.
     #[inline]
     fn chain_posted(&self, result: Result, chain: &Chain<'bound, Tag>) -> Result {
         result.inspect_err(|_| {

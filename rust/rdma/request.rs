@@ -62,7 +62,8 @@ pub struct WorkRequest<'bound, T> {
 ///
 /// # Invariants
 ///
-/// - `data` and `addr` are where the buffer is for the CPU, and for the device; `header.len` is not more than it has.
+/// - `data` and `addr` are where the buffer is for the CPU, and for the device; `header.len` is not more than
+///   it has.
 /// - While it is in flight as the last of a chain, `header.nth` others are before it: three of them in
 ///   `rest.before`, the next three in that of the third, and so on. They are in flight as well until one of them
 ///   completes by itself.
@@ -80,7 +81,7 @@ const _: () = assert!(size_of::<Inner<'static, [u64; 2]>>() == 64);
 /// What isn't needed on the way of a request.
 pub(crate) struct Rest<'bound, T> {
     buffer: DmaBuffer<'bound>,
-    pub(crate) entry: Entry,
+    entry: Entry,
     /// Of a chain that was posted as one. Not of each: that would be a cache line more for each.
     pub(crate) before: [*mut Inner<'bound, T>; BEFORE],
 }
